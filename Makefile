@@ -1,0 +1,48 @@
+# `make demo` and `make test` do all the set-up on a machine with Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CONSTRAINTS := .ci/constraints.txt
+PROTOS := $(sort $(wildcard proto/arena/rpc/v1/*.proto))
+
+.PHONY: help install demo test test-fast lint types bench proto clean
+
+help: ## What can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(BIN)/arena: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) torch
+	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	@touch $@
+
+install: $(BIN)/arena ## The virtual environment with everything
+
+demo: $(BIN)/arena ## Two jobs share four virtual GPUs and change their plans while they train
+	$(BIN)/python experiments/demo/run.py
+
+test: $(BIN)/arena lint types ## Everything that must hold: lint, types, layers, tests (fast ones first)
+	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
+	$(BIN)/pytest -q -m "slow and not benchmark"
+
+test-fast: $(BIN)/arena ## Tests that need no training
+	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
+
+lint: $(BIN)/arena ## Style, layers, contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/buf lint proto
+
+types: $(BIN)/arena ## mypy --strict
+	$(BIN)/mypy arena scheduler/arena_scheduler agents/arena_agent traces/arena_traces experiments
+
+bench: $(BIN)/arena ## Speed, on an otherwise idle machine
+	$(BIN)/pytest -q -s -m benchmark tests/benchmarks
+
+proto: $(BIN)/arena ## Generated code from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. $(PROTOS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out

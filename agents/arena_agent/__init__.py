@@ -1,0 +1,1 @@
+"""The node agent: devices, supervised processes, and the link to the scheduler."""

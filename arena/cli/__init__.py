@@ -1,0 +1,1 @@
+"""The command line; imports what a command needs when it runs."""

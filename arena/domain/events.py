@@ -1,0 +1,183 @@
+"""Inputs of the engine, a closed union. Pure: no I/O, no clock.
+
+The log of these, with the instant at which each was handled, is complete: fed to a fresh engine with the same policy
+it gives the same commands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from arena.domain.cluster import ClusterShape, Device, NodeInfo
+from arena.domain.grid import Grid
+from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import AttemptId, NodeId, WorkerReport
+from arena.domain.records import NodeEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerStarted:
+    """A scheduler process took over; nodes that do not register within the grace period are lost."""
+
+    kind: Literal["scheduler_started"] = "scheduler_started"
+    scheduler_version: str
+    policy: str
+    policy_version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """A valid job arrived; its id was made by the service."""
+
+    kind: Literal["job_submitted"] = "job_submitted"
+    job_id: JobId
+    spec: JobSpec
+    user: str
+    request_id: str
+    allow_infeasible: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWishChanged:
+    """The user (or an admin) holds, releases or cancels a job."""
+
+    kind: Literal["job_wish_changed"] = "job_wish_changed"
+    job_id: JobId
+    wish: Literal["run", "hold", "cancel"]
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridBuilt:
+    """The planner answered a ``BuildGrid``; ``shape`` is the cluster shape it was asked for."""
+
+    kind: Literal["grid_built"] = "grid_built"
+    job_id: JobId
+    shape: ClusterShape
+    grid: Grid
+    build_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridFailed:
+    """The planner could not make a grid (a fault of ours or of the job's model)."""
+
+    kind: Literal["grid_failed"] = "grid_failed"
+    job_id: JobId
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAttempt:
+    """An attempt whose processes live on a node that registers."""
+
+    attempt_id: AttemptId
+    started: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedAttempt:
+    """An attempt that ended on a node and was not acknowledged yet."""
+
+    attempt_id: AttemptId
+    end: NodeEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRegistered:
+    """An agent connected, with its full inventory in one message."""
+
+    kind: Literal["node_registered"] = "node_registered"
+    info: NodeInfo
+    held: tuple[HeldAttempt, ...] = ()
+    ended: tuple[EndedAttempt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDisconnected:
+    """An agent's stream is down or silent; ``incarnation`` guards against a late word about an old stream."""
+
+    kind: Literal["node_disconnected"] = "node_disconnected"
+    node_id: NodeId
+    incarnation: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainChanged:
+    """An admin drains a node (``drain=True``) or takes it back."""
+
+    kind: Literal["node_drain_changed"] = "node_drain_changed"
+    node_id: NodeId
+    drain: bool
+    by: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesChanged:
+    """A node's devices became dirty or clean; ``cleaning`` while leftovers are being removed."""
+
+    kind: Literal["devices_changed"] = "devices_changed"
+    node_id: NodeId
+    devices: tuple[Device, ...]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStarted:
+    """All local ranks of an attempt are up on a node."""
+
+    kind: Literal["attempt_started"] = "attempt_started"
+    node_id: NodeId
+    attempt_id: AttemptId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReported:
+    """A worker said something (rank 0, or a rank that fails)."""
+
+    kind: Literal["worker_reported"] = "worker_reported"
+    node_id: NodeId
+    attempt_id: AttemptId
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """A node's share of an attempt is verified gone; repeated until acknowledged."""
+
+    kind: Literal["attempt_ended"] = "attempt_ended"
+    node_id: NodeId
+    attempt_id: AttemptId
+    end: NodeEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passed: deadlines are looked at."""
+
+    kind: Literal["tick"] = "tick"
+
+
+Event = Annotated[
+    SchedulerStarted
+    | JobSubmitted
+    | JobWishChanged
+    | GridBuilt
+    | GridFailed
+    | NodeRegistered
+    | NodeDisconnected
+    | NodeDrainChanged
+    | DevicesChanged
+    | AttemptStarted
+    | WorkerReported
+    | AttemptEnded
+    | Tick,
+    Field(discriminator="kind"),
+]
+
+EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event)

@@ -1,0 +1,329 @@
+"""What a user asks for: the job specification and its parts. Pure: no I/O, no clock.
+
+These are frozen pydantic models, so that one definition serves the YAML file, the database and the API, and an
+error names the field. Fields that several later parts need (deadline, budget, weight) are carried from the start.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from enum import StrEnum
+from typing import Annotated, Literal, NewType
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+JobId = NewType("JobId", str)
+
+NAME_LENGTH_MAX = 128
+
+
+def _clean_name(name: str) -> str:
+    """Normalise to NFC and refuse what would break a terminal; spaces, quotes and any script are fine."""
+    name = unicodedata.normalize("NFC", name).strip()
+    if not name:
+        raise ValueError("must not be empty")
+    bad = [char for char in name if unicodedata.category(char) in {"Cc", "Cs", "Co", "Cn"}]
+    if bad:
+        raise ValueError(f"must not hold control characters, found {bad[0]!r}")
+    return name
+
+
+Name = Annotated[str, Field(max_length=NAME_LENGTH_MAX), AfterValidator(_clean_name)]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Model(BaseModel):
+    """Base of all specification parts: frozen, unknown fields refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class JobKind(StrEnum):
+    """How far a job's GPU count may be chosen for it."""
+
+    RIGID = "rigid"
+    MOLDABLE = "moldable"
+    MALLEABLE = "malleable"
+
+
+class ModelFamily(StrEnum):
+    """Model families that the worker runtime trains."""
+
+    GPT = "gpt"
+    LLAMA = "llama"
+
+
+class ModelSpec(Model):
+    """Shape of a transformer.
+
+    Attributes:
+        ffn_hidden: Width of the feed-forward layer; by default 4 * hidden (GPT) or the SwiGLU width of Llama,
+            8/3 * hidden rounded up to a multiple of 32.
+        kv_heads: Key/value heads (grouped-query attention); by default ``heads``.
+        rope_theta: Base of the rotary embedding (Llama only).
+    """
+
+    family: ModelFamily
+    layers: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    kv_heads: PositiveInt | None = None
+    ffn_hidden: PositiveInt | None = None
+    vocab_size: PositiveInt = 256
+    seq_len: PositiveInt = 128
+    tied_embeddings: bool = False
+    rope_theta: PositiveFloat = 10_000.0
+    norm_eps: PositiveFloat = 1e-5
+
+    @model_validator(mode="after")
+    def _divisible(self) -> ModelSpec:
+        if self.hidden % self.heads:
+            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.heads % self.kv_head_count:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_head_count})")
+        if self.family is ModelFamily.LLAMA and (self.hidden // self.heads) % 2:
+            raise ValueError("a rotary embedding needs an even head size (hidden / heads)")
+        return self
+
+    @property
+    def kv_head_count(self) -> int:
+        """Key/value heads with the default filled in."""
+        return self.kv_heads or self.heads
+
+    @property
+    def ffn_width(self) -> int:
+        """Feed-forward width with the family's default filled in."""
+        if self.ffn_hidden is not None:
+            return self.ffn_hidden
+        if self.family is ModelFamily.LLAMA:
+            return -(-8 * self.hidden // 3 // 32) * 32
+        return 4 * self.hidden
+
+
+class DataSpec(Model):
+    """Where samples come from; their order depends only on the seed and the step.
+
+    Attributes:
+        source: ``builtin`` (the English text of the standard library's pydoc_data.topics, byte-level tokens),
+            ``text`` (a UTF-8 file, byte-level tokens) or ``tokens`` (a flat little-endian uint16/uint32 file,
+            memory-mapped).
+        path: The file for ``text`` and ``tokens``.
+        token_dtype: Element type of a ``tokens`` file.
+    """
+
+    source: Literal["builtin", "text", "tokens"] = "builtin"
+    path: str | None = None
+    token_dtype: Literal["uint16", "uint32"] = "uint16"  # noqa: S105 - no password
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> DataSpec:
+        if self.source != "builtin" and not self.path:
+            raise ValueError(f"source {self.source!r} needs a path")
+        return self
+
+
+class ScheduleSpec(Model):
+    """Learning-rate schedule over steps: linear warm-up, then constant, linear or cosine decay.
+
+    Attributes:
+        decay_steps: Step at which the floor is reached; by default the job's step limit.
+        floor_ratio: Final learning rate as a share of the peak.
+    """
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    decay_steps: PositiveInt | None = None
+    floor_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class OptimizerSpec(Model):
+    """Optimizer with its schedule and gradient clipping (by global norm)."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: PositiveFloat = 1e-3
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    clip_norm: PositiveFloat | None = 1.0
+    schedule: ScheduleSpec = ScheduleSpec()
+
+
+class TrainSpec(Model):
+    """A training job that Arena lays out itself.
+
+    Attributes:
+        global_batch: Sequences per optimizer step, over all replicas; invariant under plan changes.
+    """
+
+    model: ModelSpec
+    data: DataSpec = DataSpec()
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    global_batch: PositiveInt
+    optimizer: OptimizerSpec = OptimizerSpec()
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens consumed by one optimizer step."""
+        return self.global_batch * self.model.seq_len
+
+
+class CommandSpec(Model):
+    """The user's own program, run unchanged on N GPUs in the torchrun environment contract (rigid).
+
+    Attributes:
+        argv: Program and arguments, never passed through a shell.
+        processes_per_gpu: 1 starts one rank per GPU; 0 starts one process per node.
+        env: Added to the submitting user's environment.
+    """
+
+    argv: Annotated[tuple[str, ...], Field(min_length=1)]
+    cwd: str | None = None
+    env: dict[str, str] = Field(default_factory=dict)
+    processes_per_gpu: Literal[0, 1] = 1
+
+
+class StopSpec(Model):
+    """When a job ends: at the first of the given limits; none means at the user's word (or the program's exit)."""
+
+    steps: PositiveInt | None = None
+    tokens: PositiveInt | None = None
+    loss: PositiveFloat | None = None
+    time_limit_s: PositiveFloat | None = None
+
+    def step_limit(self, tokens_per_step: int) -> int | None:
+        """The last step by ``steps`` and ``tokens``, or None when neither is set."""
+        limits = [self.steps, None if self.tokens is None else -(-self.tokens // tokens_per_step)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
+class GpuLimits(Model):
+    """Which groups a job may be given.
+
+    Attributes:
+        count: Fixed GPU count; shorthand for min = max = count.
+        types: Acceptable GPU types; empty means any.
+        nodes_max: Most nodes a group may span.
+        same_zone: Refuse groups that span zones.
+    """
+
+    count: PositiveInt | None = None
+    min: PositiveInt | None = None
+    max: PositiveInt | None = None
+    types: tuple[str, ...] = ()
+    nodes_max: PositiveInt | None = None
+    same_zone: bool = True
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GpuLimits:
+        if self.count is not None and (self.min is not None or self.max is not None):
+            raise ValueError("give either count, or min and max, not both")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min ({self.min}) is greater than max ({self.max})")
+        return self
+
+    @property
+    def count_min(self) -> int:
+        """Fewest GPUs the job accepts."""
+        return self.count or self.min or 1
+
+    @property
+    def count_max(self) -> int | None:
+        """Most GPUs the job accepts; None means no limit of its own."""
+        return self.count or self.max
+
+
+class ParallelLimits(Model):
+    """Bounds on the plan; what is not named is the planner's choice.
+
+    Attributes:
+        plan: Pin one exact plan, e.g. ``dp2 tp2 pp1 mb1`` (then the GPU count is its size).
+        dp_max, tp_max, pp_max: Largest degree of each kind.
+        zero: Allowed sharding stages; empty means all that the worker runs.
+    """
+
+    plan: str | None = None
+    dp_max: PositiveInt | None = None
+    tp_max: PositiveInt | None = None
+    pp_max: PositiveInt | None = None
+    micro_batch_max: PositiveInt | None = None
+    zero: tuple[Annotated[int, Field(ge=0, le=3)], ...] = ()
+    schedules: tuple[Literal["1f1b", "interleaved", "gpipe"], ...] = ()
+
+
+class CheckpointSpec(Model):
+    """Where and how often training state is saved.
+
+    Attributes:
+        dir: A place that every node the job may run on sees; by default the scheduler's checkpoint root.
+        interval_steps: Steps between saves; a plan change saves as well.
+        keep: Complete checkpoints kept.
+    """
+
+    dir: str | None = None
+    interval_steps: PositiveInt = 100
+    keep: Annotated[int, Field(ge=2)] = 2
+
+
+class RetrySpec(Model):
+    """Budgets that keep every retry loop bounded; they live with the job, not with a process."""
+
+    launch_failures_max: Annotated[int, Field(ge=0)] = 3
+    restarts_max: Annotated[int, Field(ge=0)] = 3
+
+
+class JobSpec(Model):
+    """A job as its user wrote it.
+
+    Attributes:
+        user: Filled in by the server from the caller's token; what a file says is checked against it.
+        weight: Importance of this job's flow time to the policy.
+        deadline_s: Wished end, in seconds after submission.
+        budget_usd: Most the job may cost.
+        preemptible: Whether the job may be stopped in favour of others.
+        grace_s: Seconds between the request to stop and the kill.
+        stall_timeout_s: No progress for so long is reported as a stall; None leaves it to a multiple of the
+            usual step time.
+    """
+
+    name: Name
+    user: Name | None = None
+    project: Name = "default"
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    weight: PositiveFloat = 1.0
+    deadline_s: PositiveFloat | None = None
+    budget_usd: PositiveFloat | None = None
+    kind: JobKind = JobKind.MALLEABLE
+    preemptible: bool = True
+    train: TrainSpec | None = None
+    command: CommandSpec | None = None
+    stop: StopSpec = StopSpec()
+    gpus: GpuLimits = GpuLimits()
+    parallel: ParallelLimits = ParallelLimits()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    output_dir: str | None = None
+    grace_s: PositiveFloat = 30.0
+    stall_timeout_s: PositiveFloat | None = None
+    retry: RetrySpec = RetrySpec()
+
+    @model_validator(mode="after")
+    def _one_workload(self) -> JobSpec:
+        if (self.train is None) == (self.command is None):
+            raise ValueError("give exactly one of train (Arena lays the job out) and command (your own program)")
+        if self.command is not None and self.kind is not JobKind.RIGID:
+            raise ValueError("a command job is rigid: set kind: rigid")
+        if self.kind is JobKind.RIGID and self.parallel.plan is None and self.gpus.count is None:
+            raise ValueError("a rigid job needs gpus.count (or parallel.plan)")
+        if self.train is not None and self.train.optimizer.schedule.kind != "constant":
+            limit = self.train.optimizer.schedule.decay_steps or self.step_limit
+            if limit is None:
+                raise ValueError("a decaying schedule needs train.optimizer.schedule.decay_steps or stop.steps")
+        return self
+
+    @property
+    def step_limit(self) -> int | None:
+        """The last step by the stop condition, or None when steps do not end the job."""
+        return self.stop.step_limit(self.train.tokens_per_step) if self.train else self.stop.steps

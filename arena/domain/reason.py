@@ -1,0 +1,112 @@
+"""Reasons: why a job waits, moves or stays, as codes with numbers. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class ReasonCode(StrEnum):
+    """What kind of reason; the template below turns it into a sentence."""
+
+    NOT_YET_EVALUATED = "not_yet_evaluated"
+    PLANNING = "planning"
+    HELD = "held"
+    BACKOFF = "backoff"
+    BEHIND = "behind"
+    NO_NODES = "no_nodes"
+    INSUFFICIENT_GPUS = "insufficient_gpus"
+    FRAGMENTED = "fragmented"
+    EXCEEDS_CLUSTER = "exceeds_cluster"
+    NO_FEASIBLE_PLAN = "no_feasible_plan"
+    MEMORY = "memory"
+    DIVISIBILITY = "divisibility"
+    UNSUPPORTED = "unsupported"
+    WAITING_FOR_DEVICES = "waiting_for_devices"
+    NO_SHARED_CHECKPOINT_PLACE = "no_shared_checkpoint_place"
+    STARTED = "started"
+    GREW = "grew"
+    SHRANK = "shrank"
+    MOVED = "moved"
+    PREEMPTED = "preempted"
+    NODE_LOST = "node_lost"
+    NODE_DRAINING = "node_draining"
+    WORKER_FAILED = "worker_failed"
+    LAUNCH_FAILED = "launch_failed"
+    CHANGE_NOT_WORTH_IT = "change_not_worth_it"
+    REQUESTED = "requested"
+    INTERNAL_ERROR = "internal_error"
+
+
+_TEMPLATES: Mapping[ReasonCode, str] = {
+    ReasonCode.NOT_YET_EVALUATED: "not yet evaluated",
+    ReasonCode.PLANNING: "its performance grid is being built",
+    ReasonCode.HELD: "held by {by}",
+    ReasonCode.BACKOFF: "retry {retry} of {retries_max} in {wait_s:.0f} s after: {error}",
+    ReasonCode.BEHIND: "behind job {job} in the queue ({ahead:.0f} ahead)",
+    ReasonCode.NO_NODES: "no node is registered and ready ({nodes:.0f} known)",
+    ReasonCode.INSUFFICIENT_GPUS: "needs {needed:.0f} {gpu_type} GPUs, {free:.0f} of {total:.0f} free",
+    ReasonCode.FRAGMENTED: ("needs {group}, {free:.0f} {gpu_type} GPUs are free but at most {hole:.0f} on one node"),
+    ReasonCode.EXCEEDS_CLUSTER: "needs at least {needed:.0f} GPUs, largest feasible now: {largest:.0f}",
+    ReasonCode.NO_FEASIBLE_PLAN: "no plan fits any GPU group of this cluster: {detail}",
+    ReasonCode.MEMORY: ("needs {needed_gib:.1f} GiB on stage {stage:.0f}, has {capacity_gib:.1f}"),
+    ReasonCode.DIVISIBILITY: "{detail}",
+    ReasonCode.UNSUPPORTED: "{detail}",
+    ReasonCode.WAITING_FOR_DEVICES: (
+        "chosen for {group}; {free:.0f} of {needed:.0f} devices are free, waiting for {holder}"
+    ),
+    ReasonCode.NO_SHARED_CHECKPOINT_PLACE: (
+        "checkpoint place {place} is not seen by node {node}, so the job cannot move there"
+    ),
+    ReasonCode.STARTED: "started on {group}",
+    ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPUs, {speedup:.2f}x faster",
+    ReasonCode.SHRANK: "shrank from {before:.0f} to {after:.0f} GPUs to make room for {job}",
+    ReasonCode.MOVED: "moved to {group}",
+    ReasonCode.PREEMPTED: "preempted by job {job}",
+    ReasonCode.NODE_LOST: "node {node} was lost",
+    ReasonCode.NODE_DRAINING: "node {node} is draining: {why}",
+    ReasonCode.WORKER_FAILED: "{error}",
+    ReasonCode.LAUNCH_FAILED: "launch failed on node {node}: {error} (tried {tries:.0f} of {tries_max:.0f})",
+    ReasonCode.CHANGE_NOT_WORTH_IT: "a change would gain {gain_s:.0f} s and cost {cost_s:.0f} s",
+    ReasonCode.REQUESTED: "requested by {by}",
+    ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
+}
+
+
+class _Missing(dict[str, object]):
+    def __missing__(self, key: str) -> str:
+        return "?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """A reason with its numbers and names.
+
+    Args:
+        code: Kind of reason.
+        numbers: Quantities by name, units in the names.
+        names: Ids and words by name.
+    """
+
+    code: ReasonCode
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        values = _Missing({**self.numbers, **self.names})
+        template = _TEMPLATES[self.code]
+        try:
+            return template.format_map(values)
+        except (TypeError, ValueError):  # a number is missing and its format does not suit "?"
+            facts = ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
+            return f"{self.code.value.replace('_', ' ')} ({facts})" if facts else self.code.value
+
+
+def reason(code: ReasonCode, /, **facts: float | str) -> Reason:
+    """Return a reason from keyword facts: strings become names, numbers become numbers."""
+    return Reason(
+        code=code,
+        numbers={key: float(value) for key, value in facts.items() if not isinstance(value, str)},
+        names={key: value for key, value in facts.items() if isinstance(value, str)},
+    )

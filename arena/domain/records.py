@@ -1,0 +1,324 @@
+"""Jobs, attempts and nodes as the scheduler knows them. Pure: no I/O, no clock.
+
+Records are values: the engine replaces them, the store writes the replaced ones. Instants (``_at_s``) are seconds of
+the scheduler's clock, never of another host's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.cluster import NodeInfo, NodeState
+from arena.domain.grid import Estimate
+from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.parallel import ParallelPlan
+from arena.domain.reason import Reason, ReasonCode, reason
+
+
+class JobState(StrEnum):
+    """States of a job (legal changes: ``arena.domain.transitions``)."""
+
+    QUEUED = "queued"
+    HELD = "held"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECONFIGURING = "reconfiguring"
+    PREEMPTING = "preempting"
+    FINISHING = "finishing"
+    CANCELLING = "cancelling"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the job is over; terminal is terminal."""
+        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+
+
+class Wish(StrEnum):
+    """What the user wants of a job, apart from the state it is in."""
+
+    RUN = "run"
+    HOLD = "hold"
+    CANCEL = "cancel"
+
+
+class AttemptState(StrEnum):
+    """States of an attempt (legal changes: ``arena.domain.transitions``)."""
+
+    LAUNCHING = "launching"
+    STARTING = "starting"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class AttemptTransition(StrEnum):
+    """How an attempt came from the one before it."""
+
+    START = "start"
+    RESTART = "restart"
+    IN_PLACE = "in_place"
+
+
+class EndKind(StrEnum):
+    """How one node's share of an attempt ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    KILLED = "killed"
+    LAUNCH_FAILED = "launch_failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnd:
+    """The verified end of one node's share: its process group is gone.
+
+    Args:
+        kind: How it ended.
+        exit_codes: By global rank; negative is minus the signal.
+        error_code: The worker's own word for the failure (see ``WorkerError.code``), empty when it had none.
+        message: One line for people, e.g. ``rank 2 was killed by signal 9``.
+        log_tail: Last lines of the failing rank.
+        dirty: Devices that must not be given away, each with the reason (a process that would not die).
+    """
+
+    node_id: NodeId
+    kind: EndKind
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    error_code: str = ""
+    message: str = ""
+    log_tail: str = ""
+    dirty: Mapping[DeviceId, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a decision wants a job to have next; it becomes an attempt when its devices are free."""
+
+    group: GpuGroup
+    plan: ParallelPlan | None
+    estimate: Estimate | None
+    allocation: Allocation
+    decided_at_s: float
+    decision_index: int
+    cause: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a job is.
+
+    Args:
+        step: Optimizer steps done by the live (or last) attempt.
+        durable_step: Steps in the last durable checkpoint.
+        durable_at_s: When that checkpoint became durable.
+        reported_at_s: When the last step was reported.
+        lost_steps: Steps repeated because an attempt died after its last checkpoint, over the job's life.
+        stalled_since_s: Set while no progress came for longer than the job's stall time-out.
+    """
+
+    step: int = 0
+    loss: float | None = None
+    step_time_s: float | None = None
+    tokens_per_s: float | None = None
+    durable_step: int = 0
+    durable_at_s: float | None = None
+    reported_at_s: float | None = None
+    lost_steps: int = 0
+    stalled_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A job with its state.
+
+    Args:
+        epoch: Number of the latest attempt, 0 before the first.
+        attempt_id: The live attempt, if any; at most one.
+        target: What it is to have next, waiting for devices or for the old attempt to end.
+        reasons: Why it is where it is, as of the latest decision that looked at it.
+        not_before_s: Backoff: no launch before this instant.
+        run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.
+        gpu_seconds: Attained service.
+    """
+
+    job_id: JobId
+    spec: JobSpec
+    user: str
+    request_id: str
+    submitted_at_s: float
+    state: JobState = JobState.QUEUED
+    wish: Wish = Wish.RUN
+    epoch: int = 0
+    attempt_id: AttemptId | None = None
+    target: Target | None = None
+    reasons: tuple[Reason, ...] = (reason(ReasonCode.NOT_YET_EVALUATED),)
+    evaluated_at_s: float | None = None
+    progress: Progress = Progress()
+    launch_failure_count: int = 0
+    restart_count: int = 0
+    preemption_count: int = 0
+    reconfiguration_count: int = 0
+    evaluation_failure_count: int = 0
+    not_before_s: float = 0.0
+    first_started_at_s: float | None = None
+    changed_at_s: float = 0.0
+    ended_at_s: float | None = None
+    run_time_s: float = 0.0
+    gpu_seconds: float = 0.0
+    result: str = ""
+    error: str = ""
+
+    @property
+    def queue_key(self) -> tuple[int, float, JobId]:
+        """Order of service: priority, then submission, then id."""
+        return (-self.spec.priority, self.submitted_at_s, self.job_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRecord:
+    """One launch of a job with one plan on concrete devices.
+
+    Args:
+        cause: Why this attempt was made.
+        stop_cause: Why it was asked to stop, None if it was not.
+        started_nodes: Nodes whose processes are up.
+        ends: Verified ends by node; the attempt has ended when every node has one.
+        resumed_step: Step of the state it started from, None until the worker said so.
+        rendezvous_s, load_s, save_s: The worker's own measure of these parts (``save_s``: the last save).
+    """
+
+    attempt_id: AttemptId
+    job_id: JobId
+    epoch: int
+    plan: ParallelPlan | None
+    group: GpuGroup
+    estimate: Estimate | None
+    allocation: Allocation
+    master_addr: str
+    master_port: int
+    cause: Reason
+    decision_index: int
+    decided_at_s: float
+    launched_at_s: float
+    state: AttemptState = AttemptState.LAUNCHING
+    transition: AttemptTransition = AttemptTransition.START
+    started_nodes: tuple[NodeId, ...] = ()
+    ends: tuple[NodeEnd, ...] = ()
+    started_at_s: float | None = None
+    ready_at_s: float | None = None
+    first_step_at_s: float | None = None
+    stop_requested_at_s: float | None = None
+    stop_mode: str = ""
+    stop_cause: Reason | None = None
+    stopped_at_s: float | None = None
+    ended_at_s: float | None = None
+    resumed_step: int | None = None
+    last_step: int = 0
+    durable_step: int = 0
+    rendezvous_s: float | None = None
+    load_s: float | None = None
+    save_s: float | None = None
+    outcome: EndKind | None = None
+    finished_report: bool = False
+    error: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether any of its processes may still exist."""
+        return self.state is not AttemptState.ENDED
+
+    @property
+    def ended_nodes(self) -> frozenset[NodeId]:
+        """Nodes on which it is verified gone (or lost for good)."""
+        return frozenset(end.node_id for end in self.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """A drain request: who wanted it, when, and why."""
+
+    by: str
+    at_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecord:
+    """A node with its state.
+
+    Args:
+        next_port: Next rendezvous port to lease; ports go round the range, so none is reused soon.
+        disconnected_at_s: Set while its agent's stream is down; after the grace period the node is lost.
+        launch_failure_count: Launch failures in a row, over all jobs.
+        state_cause: Why it is in this state, for people.
+    """
+
+    node_id: NodeId
+    info: NodeInfo
+    state: NodeState = NodeState.READY
+    state_cause: str = ""
+    drain: Drain | None = None
+    disconnected_at_s: float | None = None
+    registered_at_s: float = 0.0
+    next_port: int = 0
+    launch_failure_count: int = 0
+    quarantined_until_s: float | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new work may be placed here."""
+        return self.state is NodeState.READY and self.disconnected_at_s is None
+
+
+class EntryKind(StrEnum):
+    """Kinds of history entries, as ``arena events`` shows them."""
+
+    SCHEDULER_STARTED = "scheduler_started"
+    JOB_SUBMITTED = "job_submitted"
+    JOB_STATE = "job_state"
+    JOB_PROGRESS = "job_progress"
+    GRID_BUILT = "grid_built"
+    ATTEMPT_LAUNCHED = "attempt_launched"
+    ATTEMPT_STARTED = "attempt_started"
+    ATTEMPT_READY = "attempt_ready"
+    ATTEMPT_FIRST_STEP = "attempt_first_step"
+    ATTEMPT_STOP_REQUESTED = "attempt_stop_requested"
+    ATTEMPT_STOPPED = "attempt_stopped"
+    ATTEMPT_ENDED = "attempt_ended"
+    CHECKPOINT_SAVED = "checkpoint_saved"
+    CHECKPOINT_FAILED = "checkpoint_failed"
+    CHECKPOINT_SKIPPED = "checkpoint_skipped"
+    PLAN_CHANGED = "plan_changed"
+    JOB_PREEMPTED = "job_preempted"
+    JOB_STALLED = "job_stalled"
+    NODE_STATE = "node_state"
+    DECISION = "decision"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """Something that happened, for people and for ``arena events --json``.
+
+    Args:
+        index: Position in the history, from 1, without gaps.
+        data: Facts as JSON scalars (numbers, strings, booleans, lists of them).
+    """
+
+    index: int
+    at_s: float
+    kind: EntryKind
+    message: str
+    job_id: JobId | None = None
+    attempt_id: AttemptId | None = None
+    node_id: NodeId | None = None
+    data: Mapping[str, object] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""The sans-I/O engine: events in, commands out; the same code live and simulated."""

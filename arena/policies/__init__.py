@@ -1,0 +1,1 @@
+"""Scheduling policies: pure functions from a snapshot to a decision."""

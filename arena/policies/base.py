@@ -1,0 +1,112 @@
+"""The policy protocol, the snapshot it sees and the decision it returns. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Estimate, Grid
+from arena.domain.job import JobId
+from arena.domain.launch import NodeId
+from arena.domain.parallel import ParallelPlan
+from arena.domain.reason import Reason
+from arena.domain.records import JobRecord
+from arena.policies.capacity import Capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """What a job has, or is about to have: its target if it has one, else its live attempt's share.
+
+    Args:
+        movable: False while a change is under way or the job may not be moved; the policy must leave it as it is.
+        since_s: When it got it.
+    """
+
+    group: GpuGroup
+    plan: ParallelPlan | None
+    estimate: Estimate | None
+    allocation: Allocation
+    movable: bool
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """All that a policy may look at, at one instant; values, never changed afterwards.
+
+    Args:
+        now_s: The instant of the decision.
+        decision_index: Number of this decision.
+        jobs: Non-terminal jobs by id.
+        waiting: Jobs that want devices and have none, in order of service; backoff over, grid known.
+        holding: What jobs have (see ``Holding``), by id.
+        grids: Grids by job; jobs whose grid is still being built are absent.
+        capacity: Devices that are free and not spoken for by a target, on usable nodes.
+        shape: The cluster's shape.
+        places: Checkpoint places seen by each node.
+        restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
+    """
+
+    now_s: float
+    decision_index: int
+    jobs: Mapping[JobId, JobRecord]
+    waiting: tuple[JobId, ...]
+    holding: Mapping[JobId, Holding]
+    grids: Mapping[JobId, Grid]
+    capacity: Capacity
+    shape: ClusterShape
+    places: Mapping[NodeId, Mapping[str, str]] = field(default_factory=dict)
+    restart_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a job is to have: a group with a plan on concrete devices, and why."""
+
+    group: GpuGroup
+    plan: ParallelPlan | None
+    estimate: Estimate | None
+    allocation: Allocation
+    cause: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The policy's answer; it names only what it changes or looked at, so that it stays small.
+
+    Args:
+        choices: New or changed groups by job; None takes everything away (preemption), with ``reasons`` saying why.
+            A choice may use devices that another job gives up by this same decision.
+        reasons: Why a job waits or stays, for the jobs the policy looked at.
+        rest: Reason of all other waiting jobs (e.g. behind the first that does not fit).
+        look_again_at_s: When the policy wants to be asked again even if nothing happens.
+        numbers: Facts about the decision (value, bound, gap, prices) for display.
+    """
+
+    choices: Mapping[JobId, Choice | None] = field(default_factory=dict)
+    reasons: Mapping[JobId, tuple[Reason, ...]] = field(default_factory=dict)
+    rest: Reason | None = None
+    look_again_at_s: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """A pure function of a snapshot."""
+
+    @property
+    def name(self) -> str:
+        """Registry name."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Changed whenever the same snapshot may give another decision; recorded with every run."""
+        ...
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Return what is to change; pure, deterministic, ties broken by id."""
+        ...

@@ -1,0 +1,1 @@
+"""The simulator: the engine on a virtual clock with modelled agents."""

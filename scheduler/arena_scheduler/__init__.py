@@ -1,0 +1,1 @@
+"""The central server: gRPC services, store and the live world."""

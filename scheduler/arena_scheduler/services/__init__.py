@@ -1,0 +1,1 @@
+"""gRPC services: translate requests to events and records to replies."""

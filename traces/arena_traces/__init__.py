@@ -1,0 +1,1 @@
+"""Recorded histories: what happened on nodes and in schedulers, and checks on it."""
