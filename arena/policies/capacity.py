@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
@@ -41,8 +41,8 @@ class Capacity:
         holes: For each pool and number of free devices, the nodes that have exactly so many, sorted by id.
     """
 
-    rooms: Map[NodeId, NodeRoom] = Map()
-    holes: Map[tuple[Pool, int], tuple[NodeId, ...]] = Map()
+    rooms: Map[NodeId, NodeRoom] = field(default_factory=Map)
+    holes: Map[tuple[Pool, int], tuple[NodeId, ...]] = field(default_factory=Map)
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pools with at least one free device, sorted."""
