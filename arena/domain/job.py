@@ -269,10 +269,16 @@ class CheckpointSpec(Model):
 
 
 class RetrySpec(Model):
-    """Budgets that keep every retry loop bounded; they live with the job, not with a process."""
+    """Budgets that keep every retry loop bounded; they live with the job, not with a process.
 
-    launch_failures_max: Annotated[int, Field(ge=0)] = 3
-    restarts_max: Annotated[int, Field(ge=0)] = 3
+    Attributes:
+        launch_failures_max: The job fails with this many failed launches.
+        restarts_max: Restarts after a failure, counted anew whenever a checkpoint advanced; by default 3 for training
+            jobs and 0 for commands, which may not be safe to repeat.
+    """
+
+    launch_failures_max: PositiveInt = 3
+    restarts_max: Annotated[int, Field(ge=0)] | None = None
 
 
 class JobSpec(Model):
@@ -322,6 +328,13 @@ class JobSpec(Model):
             if limit is None:
                 raise ValueError("a decaying schedule needs train.optimizer.schedule.decay_steps or stop.steps")
         return self
+
+    @property
+    def restarts_max(self) -> int:
+        """Restart budget with its default filled in."""
+        if self.retry.restarts_max is not None:
+            return self.retry.restarts_max
+        return 3 if self.train else 0
 
     @property
     def step_limit(self) -> int | None:

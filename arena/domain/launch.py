@@ -51,6 +51,7 @@ class Launch:
         master_port: Port leased for this attempt on rank 0's node.
         checkpoint_dir: Where checkpoints of this job live (all its nodes see it).
         output_dir: Where the final model goes.
+        time_left_s: What is left of the job's time limit; None without one.
     """
 
     attempt_id: AttemptId
@@ -68,6 +69,7 @@ class Launch:
     master_port: int
     checkpoint_dir: str
     output_dir: str
+    time_left_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,21 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Predecessor:
+    """What a new attempt needs to know of the one before it, to say what the change between them cost."""
+
+    attempt_id: AttemptId
+    plan: ParallelPlan | None
+    group: GpuGroup
+    decided_at_s: float
+    stop_requested_at_s: float | None
+    stopped_at_s: float | None
+    ended_at_s: float
+    last_step: int
+    save_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job with its state.
 
@@ -146,6 +161,8 @@ class JobRecord:
         attempt_id: The live attempt, if any; at most one.
         target: What it is to have next, waiting for devices or for the old attempt to end.
         reasons: Why it is where it is, as of the latest decision that looked at it.
+        predecessor: The attempt that ended last.
+        restarts_since_progress: Failures since a checkpoint last advanced; what the restart budget counts.
         not_before_s: Backoff: no launch before this instant.
         run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.
         gpu_seconds: Attained service.
@@ -164,8 +181,11 @@ class JobRecord:
     reasons: tuple[Reason, ...] = (reason(ReasonCode.NOT_YET_EVALUATED),)
     evaluated_at_s: float | None = None
     progress: Progress = Progress()
+    predecessor: Predecessor | None = None
     launch_failure_count: int = 0
+    port_failure_count: int = 0
     restart_count: int = 0
+    restarts_since_progress: int = 0
     preemption_count: int = 0
     reconfiguration_count: int = 0
     evaluation_failure_count: int = 0
@@ -212,6 +232,7 @@ class AttemptRecord:
     launched_at_s: float
     state: AttemptState = AttemptState.LAUNCHING
     transition: AttemptTransition = AttemptTransition.START
+    predecessor: Predecessor | None = None
     started_nodes: tuple[NodeId, ...] = ()
     ends: tuple[NodeEnd, ...] = ()
     started_at_s: float | None = None
@@ -261,6 +282,7 @@ class NodeRecord:
         disconnected_at_s: Set while its agent's stream is down; after the grace period the node is lost.
         launch_failure_count: Launch failures in a row, over all jobs.
         state_cause: Why it is in this state, for people.
+        condemned: Attempts that must be gone before the node takes new work (unknown or superseded ones it holds).
     """
 
     node_id: NodeId
@@ -273,6 +295,7 @@ class NodeRecord:
     next_port: int = 0
     launch_failure_count: int = 0
     quarantined_until_s: float | None = None
+    condemned: tuple[AttemptId, ...] = ()
 
     @property
     def is_usable(self) -> bool:

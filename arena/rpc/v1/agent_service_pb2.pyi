@@ -490,6 +490,7 @@ class Launch(_message.Message):
     CHECKPOINT_DIR_FIELD_NUMBER: _builtins.int
     OUTPUT_DIR_FIELD_NUMBER: _builtins.int
     TRANSITION_FIELD_NUMBER: _builtins.int
+    TIME_LEFT_S_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     job_id: _builtins.str
     epoch: _builtins.int
@@ -502,6 +503,7 @@ class Launch(_message.Message):
     checkpoint_dir: _builtins.str
     output_dir: _builtins.str
     transition: _common_pb2.AttemptTransition.ValueType
+    time_left_s: _builtins.float
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec: ...
     @_builtins.property
@@ -529,12 +531,15 @@ class Launch(_message.Message):
         checkpoint_dir: _builtins.str = ...,
         output_dir: _builtins.str = ...,
         transition: _common_pb2.AttemptTransition.ValueType = ...,
+        time_left_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s", "plan", b"plan", "spec", b"spec", "time_left_s", b"time_left_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "checkpoint_dir", b"checkpoint_dir", "device_ids", b"device_ids", "epoch", b"epoch", "gpu_type", b"gpu_type", "job_id", b"job_id", "master_addr", b"master_addr", "master_port", b"master_port", "node_count", b"node_count", "node_index", b"node_index", "node_ranks", b"node_ranks", "output_dir", b"output_dir", "plan", b"plan", "spec", b"spec", "transition", b"transition", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s", "attempt_id", b"attempt_id", "checkpoint_dir", b"checkpoint_dir", "device_ids", b"device_ids", "epoch", b"epoch", "gpu_type", b"gpu_type", "job_id", b"job_id", "master_addr", b"master_addr", "master_port", b"master_port", "node_count", b"node_count", "node_index", b"node_index", "node_ranks", b"node_ranks", "output_dir", b"output_dir", "plan", b"plan", "spec", b"spec", "time_left_s", b"time_left_s", "transition", b"transition", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__time_left_s: _TypeAlias = _typing.Literal["time_left_s"]  # noqa: Y015
+    _WhichOneofArgType__time_left_s: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__time_left_s) -> _WhichOneofReturnType__time_left_s | None: ...
 
 Global___Launch: _TypeAlias = Launch  # noqa: Y015
 

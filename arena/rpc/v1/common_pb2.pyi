@@ -763,17 +763,20 @@ class RetrySpec(_message.Message):
     RESTARTS_MAX_FIELD_NUMBER: _builtins.int
     launch_failures_max: _builtins.int
     restarts_max: _builtins.int
+    """Absent: 3 for training jobs, 0 for commands."""
     def __init__(
         self,
         *,
         launch_failures_max: _builtins.int = ...,
-        restarts_max: _builtins.int = ...,
+        restarts_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max", "restarts_max", b"restarts_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["launch_failures_max", b"launch_failures_max", "restarts_max", b"restarts_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max", "launch_failures_max", b"launch_failures_max", "restarts_max", b"restarts_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__restarts_max: _TypeAlias = _typing.Literal["restarts_max"]  # noqa: Y015
+    _WhichOneofArgType__restarts_max: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restarts_max) -> _WhichOneofReturnType__restarts_max | None: ...
 
 Global___RetrySpec: _TypeAlias = RetrySpec  # noqa: Y015
 
