@@ -49,6 +49,7 @@ class Snapshot:
         shape: The cluster's shape.
         places: Checkpoint places seen by each node.
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
+        checkpoint_root: Place of the jobs that name none; empty when unknown.
     """
 
     now_s: float
@@ -61,6 +62,7 @@ class Snapshot:
     shape: ClusterShape
     places: Mapping[NodeId, Mapping[str, str]] = field(default_factory=dict)
     restart_s: float = 10.0
+    checkpoint_root: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

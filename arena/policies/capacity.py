@@ -1,7 +1,8 @@
 """Free devices as a persistent value with an index by node and hole size. Pure: no I/O, no clock.
 
 ``take`` and ``give`` return a new value and share what did not change, so a snapshot costs nothing and a what-if
-costs only what it touches.
+costs only what it touches. ``restore`` answers "what if this job gave its devices back": it knows every clean device
+of the usable nodes, also those in use, so a device of a draining node or a dirty one never comes back by it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
+from arena.domain.allocation import Allocation
 from arena.domain.launch import DeviceId, NodeId
 from arena.errors import InternalError
 
@@ -39,10 +41,12 @@ class Capacity:
     Args:
         rooms: What each node has to give.
         holes: For each pool and number of free devices, the nodes that have exactly so many, sorted by id.
+        devices: All clean devices of the usable nodes, free or not; what ``restore`` may give back.
     """
 
     rooms: Map[NodeId, NodeRoom] = field(default_factory=Map)
     holes: Map[tuple[Pool, int], tuple[NodeId, ...]] = field(default_factory=Map)
+    devices: Map[NodeId, NodeRoom] = field(default_factory=Map)
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pools with at least one free device, sorted."""
@@ -83,10 +87,42 @@ class Capacity:
         key = (pool, len(free))
         nodes = base.holes.get(key, ())
         position = bisect_left(nodes, node_id)
-        return Capacity(
+        return replace(
+            base,
             rooms=base.rooms.set(node_id, room),
             holes=base.holes.set(key, (*nodes[:position], node_id, *nodes[position:])),
         )
+
+    def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
+        """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
+        known = self.devices.get(node_id)
+        if not devices:
+            return self if known is None else replace(self, devices=self.devices.delete(node_id))
+        room = NodeRoom(pool=pool, free=tuple(sorted(devices)))
+        return self if known == room else replace(self, devices=self.devices.set(node_id, room))
+
+    def restore(self, allocation: Allocation) -> Capacity:
+        """Return the value as it would be if an allocation were given up; what may not be reused stays away."""
+        after = self
+        for share in allocation.shares:
+            known = after.devices.get(share.node_id)
+            if known is None:
+                continue
+            back = frozenset(share.device_ids) - set(after.free_on(share.node_id))
+            devices = tuple(item for item in known.free if item[1] in back)
+            after = after.give(share.node_id, known.pool, devices) if devices else after
+        return after
+
+    def take_all(self, allocation: Allocation) -> Capacity:
+        """Return the value without an allocation's devices.
+
+        Raises:
+            InternalError: One of them is not free.
+        """
+        after = self
+        for share in allocation.shares:
+            after = after.take(share.node_id, frozenset(share.device_ids))
+        return after
 
     def take(self, node_id: NodeId, device_ids: frozenset[DeviceId]) -> Capacity:
         """Return the value without some of a node's free devices.
@@ -120,4 +156,4 @@ class Capacity:
         nodes = self.holes[key]
         position = bisect_left(nodes, node_id)
         rest = (*nodes[:position], *nodes[position + 1 :])
-        return Capacity(rooms=self.rooms, holes=self.holes.set(key, rest) if rest else self.holes.delete(key))
+        return replace(self, holes=self.holes.set(key, rest) if rest else self.holes.delete(key))

@@ -1,0 +1,73 @@
+"""First come, first served: strictly in order, nothing moves, nobody passes. Pure: no I/O, no clock.
+
+The plain baseline. A job gets the GPU count it asked for (malleable and moldable jobs: the largest their grid knows)
+on whichever cell of that count is fastest and fits; the first job that does not fit holds up all behind it. A decision
+looks at no job behind that one, so its cost does not grow with the queue or the cluster.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from arena.domain.grid import Cell, Grid
+from arena.domain.job import JobId
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.capacity import Capacity
+from arena.policies.choose import choose_cell
+
+PLANNING = (reason(ReasonCode.PLANNING),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstComeFirstServed:
+    """The ``fcfs`` policy."""
+
+    name: str = "fcfs"
+    version: str = "1"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Start jobs from the head of the queue until one does not fit."""
+        choices: dict[JobId, Choice | None] = {}
+        reasons: dict[JobId, tuple[Reason, ...]] = {}
+        capacity = snapshot.capacity
+        for position, job_id in enumerate(snapshot.waiting):
+            grid = snapshot.grids.get(job_id)
+            found = _start(snapshot, job_id, grid, capacity) if grid is not None else PLANNING
+            if isinstance(found, tuple):
+                reasons[job_id] = found
+                if found is PLANNING:
+                    continue
+                rest = reason(ReasonCode.BEHIND, job=job_id, ahead=position + 1 - len(choices))
+                return Decision(choices=choices, reasons=reasons, rest=rest)
+            choices[job_id] = found
+            reasons[job_id] = (found.cause,)
+            capacity = capacity.take_all(found.allocation)
+        return Decision(choices=choices, reasons=reasons)
+
+
+def _start(snapshot: Snapshot, job_id: JobId, grid: Grid, capacity: Capacity) -> Choice | tuple[Reason, ...]:
+    cells = requested_cells(grid)
+    if not cells:
+        return tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
+    found = choose_cell(snapshot, job_id, cells, capacity)
+    if isinstance(found, Reason):
+        return (found,)
+    cell, allocation = found
+    return Choice(
+        group=cell.group,
+        plan=cell.best.plan,
+        estimate=cell.best.estimate,
+        allocation=allocation,
+        cause=reason(ReasonCode.STARTED, group=str(cell.group)),
+    )
+
+
+def requested_cells(grid: Grid) -> Sequence[Cell]:
+    """Return the cells of the largest GPU count, fastest first; a grid is sorted by count, then time."""
+    if not grid.cells:
+        return ()
+    count = grid.cells[-1].group.gpu_count
+    return grid.cells[bisect_left(grid.cells, count, key=lambda cell: cell.group.gpu_count) :]
