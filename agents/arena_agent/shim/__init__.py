@@ -1,0 +1,1 @@
+"""The supervisor of one attempt on one node: a small process that outlives the agent (standard library only)."""
