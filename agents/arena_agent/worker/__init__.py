@@ -1,0 +1,1 @@
+"""The torch worker runtime: trains a job under any plan and reshards its checkpoints."""

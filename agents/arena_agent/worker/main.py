@@ -1,0 +1,205 @@
+"""One rank of an attempt, from its environment to its exit code.
+
+Importing this module loads torch but runs no tensor operation and starts no thread, so that a warm launcher may
+import it once and fork every rank.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from arena.domain.job import TrainSpec
+from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
+from arena.domain.parallel import ParallelPlan
+from arena.errors import SpecError, UserError
+from arena_agent.worker.agreement import Ranks
+from arena_agent.worker.capability import unsupported
+from arena_agent.worker.checkpoint import CheckpointStore
+from arena_agent.worker.data import Corpus, DataError, open_corpus
+from arena_agent.worker.fence import Fence
+from arena_agent.worker.layout import build_layout
+from arena_agent.worker.manifest import CheckpointError
+from arena_agent.worker.report import Reporter
+from arena_agent.worker.train import StopRequest, Trainer
+
+ErrorCode = Literal["config", "oom", "checkpoint", "data", "port", "crash"]
+
+_RENDEZVOUS_TIMEOUT_S = 120.0
+_COLLECTIVE_TIMEOUT_S = 1800.0
+
+
+class PortTakenError(UserError):
+    """The leased port is in use."""
+
+    code = "port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEnvironment:
+    """The torchrun environment of one rank, with Arena's two paths."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    launch_path: Path
+    report_path: str
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> RankEnvironment:
+        """Read the variables; a missing one is a fault of the launcher."""
+        try:
+            return cls(
+                rank=int(environ["RANK"]),
+                local_rank=int(environ["LOCAL_RANK"]),
+                world_size=int(environ["WORLD_SIZE"]),
+                master_addr=environ["MASTER_ADDR"],
+                master_port=int(environ["MASTER_PORT"]),
+                launch_path=Path(environ[LAUNCH_VARIABLE]),
+                report_path=environ[REPORT_VARIABLE],
+            )
+        except KeyError as error:
+            raise SpecError(f"the worker's environment lacks {error.args[0]}") from None
+
+
+def run_rank(environ: Mapping[str, str], *, corpus_of: Callable[[TrainSpec], Corpus] = open_corpus) -> int:
+    """Run one rank to its end.
+
+    Args:
+        environ: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ARENA_LAUNCH, ARENA_REPORT.
+        corpus_of: Opens the data.
+
+    Returns:
+        The exit code: 0 when the job finished or stopped as asked, 1 after an error that was reported.
+    """
+    stop = StopRequest()
+    stop.install()
+    try:
+        where = RankEnvironment.read(environ)
+    except UserError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    try:
+        _train(where, stop, corpus_of)
+    except Exception as error:  # noqa: BLE001 - the outermost frame of the rank
+        _report_failure(where, error)
+        return 1
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+def _train(where: RankEnvironment, stop: StopRequest, corpus_of: Callable[[TrainSpec], Corpus]) -> None:
+    launch = LAUNCH_JSON.validate_json(where.launch_path.read_bytes())
+    train, plan = _checked(launch, where)
+    corpus = _opened(corpus_of, train)
+    began_s = time.monotonic()
+    device = _device(launch, where)
+    ranks = _meet(where, device)
+    layout = build_layout(train, plan, rank=where.rank, device=device)
+    rendezvous_s = time.monotonic() - began_s
+    root = Path(launch.checkpoint_dir)
+    trainer = Trainer(
+        launch=launch,
+        train=train,
+        layout=layout,
+        corpus=corpus,
+        ranks=ranks,
+        store=CheckpointStore(
+            root=root,
+            fence=Fence(root=root, epoch=launch.epoch),
+            keep=launch.spec.checkpoint.keep,
+            ranks=ranks,
+        ),
+        reporter=Reporter(path=where.report_path) if where.rank == 0 else None,
+        stop=stop,
+    )
+    trainer.prepare(rendezvous_s=rendezvous_s)
+    trainer.run()
+
+
+def _checked(launch: Launch, where: RankEnvironment) -> tuple[TrainSpec, ParallelPlan]:
+    train, plan = launch.spec.train, launch.plan
+    if train is None or plan is None:
+        raise SpecError("the launch holds no model to train and no plan")
+    if reason := unsupported(launch.spec, plan):
+        raise SpecError(f"the worker cannot run plan {plan}", why=reason)
+    if plan.gpu_count != where.world_size:
+        raise SpecError(
+            "plan and world size differ", why=f"plan {plan} has {plan.gpu_count} ranks, WORLD_SIZE {where.world_size}"
+        )
+    return train, plan
+
+
+def _opened(corpus_of: Callable[[TrainSpec], Corpus], train: TrainSpec) -> Corpus:
+    try:
+        return corpus_of(train)
+    except OSError as error:
+        raise DataError("the data cannot be read", why=str(error)) from error
+
+
+def _device(launch: Launch, where: RankEnvironment) -> torch.device:
+    if launch.gpu_type != "cpu" and torch.cuda.is_available():
+        device = torch.device("cuda", where.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    # Ranks share the host's cores; one thread each keeps them out of each other's way, and sums in one order.
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def _meet(where: RankEnvironment, device: torch.device) -> Ranks:
+    """Meet the other ranks; rank 0 hosts the store on the leased port."""
+    try:
+        store = dist.TCPStore(
+            where.master_addr,
+            where.master_port,
+            where.world_size,
+            is_master=where.rank == 0,
+            timeout=timedelta(seconds=_RENDEZVOUS_TIMEOUT_S),
+        )
+    except (dist.DistNetworkError, OSError) as error:
+        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
+            raise PortTakenError(f"port {where.master_port} on {where.master_addr} is taken") from error
+        raise
+    timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_S)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.world_size, timeout=timeout)
+    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+    assert group is not None
+    return Ranks(rank=where.rank, world_size=where.world_size, group=group)
+
+
+def _report_failure(where: RankEnvironment, error: Exception) -> None:
+    traceback.print_exception(error)
+    message = str(error) or type(error).__name__
+    report = WorkerError(code=error_code(error), rank=where.rank, message=message[:2000])
+    Reporter(path=where.report_path).send(report, is_synced=True)
+
+
+def error_code(error: Exception) -> ErrorCode:
+    """Return the code under which a rank reports an error."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        return "oom"
+    if isinstance(error, PortTakenError):
+        return "port"
+    if isinstance(error, CheckpointError):
+        return "checkpoint"
+    if isinstance(error, DataError):
+        return "data"
+    if isinstance(error, UserError):
+        return "config"
+    return "crash"
