@@ -212,7 +212,7 @@ class AttemptRecord:
         cause: Why this attempt was made.
         stop_cause: Why it was asked to stop, None if it was not.
         started_nodes: Nodes whose processes are up.
-        ends: Verified ends by node; the attempt has ended when every node has one.
+        ends: Verified ends by node; the attempt has ended when every node has one (the first: ``first_end_at_s``).
         resumed_step: Step of the state it started from, None until the worker said so.
         rendezvous_s, load_s, save_s: The worker's own measure of these parts (``save_s``: the last save).
     """
@@ -242,6 +242,7 @@ class AttemptRecord:
     stop_mode: str = ""
     stop_cause: Reason | None = None
     stopped_at_s: float | None = None
+    first_end_at_s: float | None = None
     ended_at_s: float | None = None
     resumed_step: int | None = None
     last_step: int = 0
@@ -294,6 +295,7 @@ class NodeRecord:
     registered_at_s: float = 0.0
     next_port: int = 0
     launch_failure_count: int = 0
+    last_launch_error: str = ""
     quarantined_until_s: float | None = None
     condemned: tuple[AttemptId, ...] = ()
 

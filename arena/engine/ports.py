@@ -45,7 +45,7 @@ class Step:
         commands: To be sent once the records are durable, in order.
         jobs, attempts, nodes: New or changed records, each in its final form of this step.
         history: New history entries.
-        decision: The policy's answer, if it was asked.
+        decision: The policy's answer, if it was asked; ``decision_index`` is the number of the latest one.
     """
 
     event: Event
@@ -56,6 +56,7 @@ class Step:
     nodes: tuple[NodeRecord, ...] = ()
     history: tuple[HistoryEntry, ...] = ()
     decision: Decision | None = None
+    decision_index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,340 @@
+"""Attempts: launch, reports, stop, end, and what an end means for the job. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from arena.domain.allocation import Allocation
+from arena.domain.commands import LaunchAttempt, StopAttempt
+from arena.domain.job import CommandSpec
+from arena.domain.launch import AttemptId, Launch, NodeId, attempt_id
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.records import (
+    AttemptRecord,
+    AttemptState,
+    AttemptTransition,
+    EndKind,
+    EntryKind,
+    JobRecord,
+    JobState,
+    NodeEnd,
+    Predecessor,
+    Target,
+    Wish,
+)
+from arena.engine.draft import Draft
+from arena.engine.node_state import settle_node
+from arena.engine.outcome import conclude_job
+
+PORT_STRIDE_AFTER_CONFLICT = 61
+"""Ports skipped after one was taken: a foreign program that holds one often holds its neighbours."""
+
+
+def try_launch(draft: Draft, job: JobRecord) -> None:
+    """Launch a job's target if all its devices are free, clean and reachable and no attempt of it is live."""
+    target = job.target
+    if target is None or job.attempt_id is not None or job.wish is not Wish.RUN:
+        return
+    state = draft.state
+    if any(device in state.holders for device in target.allocation.device_ids):
+        return
+    if any(not state.nodes[node_id].is_usable for node_id in target.allocation.node_ids):
+        return
+    _launch(draft, job, target)
+
+
+def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
+    epoch = job.epoch + 1
+    port = _lease_port(draft, target.allocation.node_ids[0])
+    attempt = AttemptRecord(
+        attempt_id=attempt_id(job.job_id, epoch),
+        job_id=job.job_id,
+        epoch=epoch,
+        plan=target.plan,
+        group=target.group,
+        estimate=target.estimate,
+        allocation=target.allocation,
+        master_addr=draft.state.nodes[target.allocation.node_ids[0]].info.address,
+        master_port=port,
+        cause=target.cause,
+        decision_index=target.decision_index,
+        decided_at_s=target.decided_at_s,
+        launched_at_s=draft.now_s,
+        transition=AttemptTransition.RESTART if epoch > 1 else AttemptTransition.START,
+        predecessor=job.predecessor,
+    )
+    draft.unreserve(target.allocation.node_ids, target.allocation.device_ids)
+    draft.hold(attempt)
+    draft.put_attempt(attempt)
+    draft.put_job(
+        replace(
+            job,
+            state=JobState.STARTING,
+            epoch=epoch,
+            attempt_id=attempt.attempt_id,
+            target=None,
+            reasons=(target.cause,),
+            first_started_at_s=draft.now_s if job.first_started_at_s is None else job.first_started_at_s,
+        )
+    )
+    for node_id in attempt.allocation.node_ids:
+        draft.command(launch_command(draft, attempt, node_id))
+    draft.record(
+        EntryKind.ATTEMPT_LAUNCHED,
+        f"launched on {target.group}" + (f" as {target.plan}" if target.plan else "") + f": {target.cause}",
+        job_id=job.job_id,
+        attempt_id=attempt.attempt_id,
+        plan=str(target.plan) if target.plan else None,
+        group=str(target.group),
+        gpu_count=target.group.gpu_count,
+        nodes=list(attempt.allocation.node_ids),
+        cause=target.cause.code.value,
+        waited_s=draft.now_s - target.decided_at_s,
+    )
+
+
+def _lease_port(draft: Draft, node_id: NodeId) -> int:
+    node = draft.state.nodes[node_id]
+    low, high = node.info.port_low, node.info.port_high
+    port = node.next_port if low <= node.next_port <= high else low
+    draft.put_node(replace(node, next_port=port + 1 if port < high else low))
+    return port
+
+
+def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> LaunchAttempt:
+    """Return the command that starts one node's share of an attempt."""
+    job = draft.state.jobs[attempt.job_id]
+    spec = job.spec
+    config = draft.config
+    ranks = _ranks_by_node(attempt.allocation, spec.command)
+    index = attempt.allocation.node_ids.index(node_id)
+    limit = spec.stop.time_limit_s
+    return LaunchAttempt(
+        node_id=node_id,
+        launch=Launch(
+            attempt_id=attempt.attempt_id,
+            job_id=job.job_id,
+            epoch=attempt.epoch,
+            spec=spec,
+            plan=attempt.plan,
+            node_ranks=ranks[index],
+            node_index=index,
+            node_count=len(ranks),
+            world_size=sum(len(node_ranks) for node_ranks in ranks),
+            device_ids=attempt.allocation.shares[index].device_ids,
+            gpu_type=draft.state.nodes[node_id].info.gpu_type,
+            master_addr=attempt.master_addr,
+            master_port=attempt.master_port,
+            checkpoint_dir=f"{spec.checkpoint.dir or config.checkpoint_root}/{job.job_id}",
+            output_dir=spec.output_dir or f"{config.output_root}/{job.job_id}",
+            time_left_s=None if limit is None else max(limit - job.run_time_s, 0.0),
+        ),
+    )
+
+
+def _ranks_by_node(allocation: Allocation, command: CommandSpec | None) -> list[tuple[int, ...]]:
+    ranks: list[tuple[int, ...]] = []
+    first = 0
+    for share in allocation.shares:
+        count = 1 if command is not None and command.processes_per_gpu == 0 else len(share.device_ids)
+        ranks.append(tuple(range(first, first + count)))
+        first += count
+    return ranks
+
+
+def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "kill"], cause: Reason) -> AttemptRecord:
+    """Ask every node that still has processes of an attempt to end them; a kill overrides an earlier save.
+
+    Returns:
+        The attempt as it is now.
+    """
+    if attempt.state is AttemptState.STOPPING and (mode == "save" or attempt.stop_mode == "kill"):
+        return attempt
+    first = attempt.state is not AttemptState.STOPPING
+    attempt = replace(
+        attempt,
+        state=AttemptState.STOPPING,
+        stop_requested_at_s=draft.now_s,
+        stop_mode=mode,
+        stop_cause=cause if first else attempt.stop_cause,
+    )
+    draft.put_attempt(attempt)
+    for node_id in attempt.allocation.node_ids:
+        if node_id not in attempt.ended_nodes:
+            draft.command(stop_command(draft, attempt, node_id))
+    if first:
+        draft.record(
+            EntryKind.ATTEMPT_STOP_REQUESTED,
+            f"asked to {'save and stop' if mode == 'save' else 'stop at once'}: {cause}",
+            job_id=attempt.job_id,
+            attempt_id=attempt.attempt_id,
+            mode=mode,
+            cause=cause.code.value,
+            step=attempt.last_step,
+        )
+    return attempt
+
+
+def stop_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> StopAttempt:
+    """Return the command that ends one node's share the way the attempt is being stopped."""
+    job = draft.state.jobs[attempt.job_id]
+    kill = attempt.stop_mode == "kill"
+    return StopAttempt(
+        node_id=node_id,
+        attempt_id=attempt.attempt_id,
+        mode="kill" if kill else "save",
+        grace_s=0.0 if kill else job.spec.grace_s,
+    )
+
+
+def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None:
+    """Note that all ranks of a node are up; with the last node the attempt is starting."""
+    attempt = draft.state.attempts.get(attempt_name)
+    if attempt is None or node_id in attempt.started_nodes or node_id not in attempt.allocation.node_ids:
+        return
+    attempt = replace(attempt, started_nodes=(*attempt.started_nodes, node_id))
+    node = draft.state.nodes.get(node_id)
+    if node is not None and node.launch_failure_count:
+        draft.put_node(replace(node, launch_failure_count=0))
+    if attempt.state is AttemptState.LAUNCHING and set(attempt.started_nodes) == set(attempt.allocation.node_ids):
+        attempt = replace(attempt, state=AttemptState.STARTING, started_at_s=draft.now_s)
+        draft.record(
+            EntryKind.ATTEMPT_STARTED,
+            f"processes are up on {', '.join(attempt.allocation.node_ids)}",
+            job_id=attempt.job_id,
+            attempt_id=attempt.attempt_id,
+            launch_s=draft.now_s - attempt.launched_at_s,
+        )
+        job = draft.state.jobs[attempt.job_id]
+        if job.spec.command is not None:  # a foreign program has no first step to wait for
+            attempt = replace(attempt, state=AttemptState.RUNNING, first_step_at_s=draft.now_s)
+            draft.put_job(replace(job, state=JobState.RUNNING) if job.state is JobState.STARTING else job)
+    draft.put_attempt(attempt)
+
+
+def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:
+    """Note that a node's share is verified gone: its devices are free, the others follow, the last one concludes."""
+    attempt = draft.state.attempts.get(attempt_name)
+    if attempt is None or end.node_id in attempt.ended_nodes or end.node_id not in attempt.allocation.node_ids:
+        return
+    first_at_s = draft.now_s if attempt.first_end_at_s is None else attempt.first_end_at_s
+    attempt = replace(attempt, ends=(*attempt.ends, end), first_end_at_s=first_at_s)
+    draft.put_attempt(attempt)
+    _mark_dirty(draft, end)
+    draft.release(attempt, end.node_id)
+    if end.kind is EndKind.LAUNCH_FAILED and end.error_code != "port":
+        _count_launch_failure(draft, end)
+    settle_node(draft, end.node_id)
+    if len(attempt.ends) < len(attempt.allocation.shares):
+        if end.kind not in {EndKind.FINISHED, EndKind.STOPPED}:
+            cause = reason(ReasonCode.WORKER_FAILED, error=end.message or f"{end.kind.value} on node {end.node_id}")
+            stop_attempt(draft, attempt, "kill", cause)
+        return
+    _conclude(draft, attempt)
+
+
+def _mark_dirty(draft: Draft, end: NodeEnd) -> None:
+    node = draft.state.nodes.get(end.node_id)
+    if node is None or not end.dirty:
+        return
+    devices = tuple(
+        replace(device, dirty=end.dirty.get(device.device_id, device.dirty)) for device in node.info.devices
+    )
+    draft.put_node(replace(node, info=replace(node.info, devices=devices)))
+
+
+def _count_launch_failure(draft: Draft, end: NodeEnd) -> None:
+    node = draft.state.nodes.get(end.node_id)
+    if node is None:
+        return
+    count = node.launch_failure_count + 1
+    until_s = node.quarantined_until_s
+    if count >= draft.config.quarantine_after:
+        count, until_s = 0, draft.now_s + draft.config.quarantine_s
+    draft.put_node(
+        replace(node, launch_failure_count=count, quarantined_until_s=until_s, last_launch_error=end.message)
+    )
+
+
+def _conclude(draft: Draft, attempt: AttemptRecord) -> None:
+    outcome = _outcome(attempt)
+    attempt = replace(
+        attempt, state=AttemptState.ENDED, ended_at_s=draft.now_s, outcome=outcome, error=_error(attempt, outcome)
+    )
+    draft.put_attempt(attempt)
+    draft.record(
+        EntryKind.ATTEMPT_ENDED,
+        f"{outcome.value}" + (f": {attempt.error}" if attempt.error else ""),
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        outcome=outcome.value,
+        error=attempt.error or None,
+        step=attempt.last_step,
+        durable_step=attempt.durable_step,
+        log_tail=next((end.log_tail for end in attempt.ends if end.log_tail and attempt.error), None),
+    )
+    if any(end.error_code == "port" for end in attempt.ends):
+        _skip_ports(draft, attempt)
+    job = _with_service(draft.state.jobs[attempt.job_id], attempt, draft.now_s)
+    conclude_job(draft, job, attempt, outcome)
+    follow_up = draft.state.jobs.get(attempt.job_id)
+    if follow_up is not None:
+        try_launch(draft, follow_up)
+
+
+def _skip_ports(draft: Draft, attempt: AttemptRecord) -> None:
+    node = draft.state.nodes.get(attempt.allocation.node_ids[0])
+    if node is not None:
+        span = node.info.port_high - node.info.port_low + 1
+        offset = (attempt.master_port - node.info.port_low + PORT_STRIDE_AFTER_CONFLICT) % span
+        draft.put_node(replace(node, next_port=node.info.port_low + offset))
+
+
+def _outcome(attempt: AttemptRecord) -> EndKind:
+    kinds = {end.kind for end in attempt.ends}
+    if attempt.finished_report or kinds == {EndKind.FINISHED}:
+        return EndKind.FINISHED
+    if EndKind.LOST in kinds:
+        return EndKind.LOST
+    if EndKind.LAUNCH_FAILED in kinds:
+        return EndKind.LAUNCH_FAILED
+    if EndKind.FAILED in kinds:
+        return EndKind.FAILED
+    if attempt.stop_mode == "save" and kinds <= {EndKind.STOPPED, EndKind.FINISHED}:
+        return EndKind.STOPPED
+    return EndKind.KILLED if EndKind.KILLED in kinds else EndKind.STOPPED
+
+
+def _error(attempt: AttemptRecord, outcome: EndKind) -> str:
+    if outcome in {EndKind.FINISHED, EndKind.STOPPED}:
+        return ""
+    ends = [end for end in attempt.ends if end.kind is outcome and end.message]
+    if not ends:
+        return attempt.error
+    first = ends[0]
+    # A node's own word matters more than the kills that followed on the others.
+    named = next((end for end in ends if end.error_code), first)
+    return named.message
+
+
+def _with_service(job: JobRecord, attempt: AttemptRecord, now_s: float) -> JobRecord:
+    started_at_s = attempt.first_step_at_s if attempt.first_step_at_s is not None else now_s
+    held_s = now_s - attempt.launched_at_s
+    return replace(
+        job,
+        attempt_id=None,
+        run_time_s=job.run_time_s + now_s - started_at_s,
+        gpu_seconds=job.gpu_seconds + held_s * attempt.allocation.gpu_count,
+        predecessor=Predecessor(
+            attempt_id=attempt.attempt_id,
+            plan=attempt.plan,
+            group=attempt.group,
+            decided_at_s=attempt.decided_at_s,
+            stop_requested_at_s=attempt.stop_requested_at_s,
+            stopped_at_s=attempt.stopped_at_s,
+            ended_at_s=now_s,
+            last_step=max(attempt.last_step, attempt.resumed_step or 0),
+            save_s=attempt.save_s,
+        ),
+    )

@@ -1,0 +1,169 @@
+"""Deadlines: when each record wants to be looked at again, and what is done then. Pure: no I/O, no clock.
+
+Every deadline is worked out from a record, so after a restart or a rollback they are all found again; what is done at
+one checks the record first, so that a late or doubled wake-up does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from arena.domain.cluster import NodeState
+from arena.domain.launch import NodeId
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import (
+    AttemptRecord,
+    AttemptState,
+    EndKind,
+    EntryKind,
+    JobRecord,
+    JobState,
+    NodeEnd,
+    NodeRecord,
+)
+from arena.engine.attempts import mark_ended, stop_attempt, stop_command
+from arena.engine.config import EngineConfig
+from arena.engine.draft import Draft
+from arena.engine.jobs import wake
+from arena.engine.node_state import settle_node
+from arena.engine.nodes import lose, retry_targets
+
+
+def stall_timeout_s(job: JobRecord, config: EngineConfig) -> float:
+    """Return after how long without a step a job counts as stalled."""
+    if job.spec.stall_timeout_s is not None:
+        return job.spec.stall_timeout_s
+    return max(config.stall_s_min, config.stall_factor * (job.progress.step_time_s or 0.0))
+
+
+def of_job(job: JobRecord, config: EngineConfig) -> Iterator[float]:
+    """Yield the instants at which a job wants to be looked at."""
+    if job.state is JobState.QUEUED and job.not_before_s > 0:
+        yield job.not_before_s
+    if job.state is JobState.RUNNING and job.spec.train is not None and job.progress.reported_at_s is not None:
+        yield job.progress.reported_at_s + stall_timeout_s(job, config)
+
+
+def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> Iterator[float]:
+    """Yield the instants at which an attempt wants to be looked at."""
+    stop_s = job.spec.grace_s + config.stop_margin_s
+    if attempt.state is AttemptState.LAUNCHING:
+        yield attempt.launched_at_s + config.launch_deadline_s
+    if attempt.state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
+        yield attempt.started_at_s + config.ready_deadline_s
+    if attempt.state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
+        yield attempt.stop_requested_at_s + (config.stop_margin_s if attempt.stop_mode == "kill" else stop_s)
+    if attempt.first_end_at_s is not None and attempt.is_live and job.spec.train is not None:
+        yield attempt.first_end_at_s + stop_s
+    limit_at_s = _time_limit_at_s(attempt, job)
+    if limit_at_s is not None and attempt.is_live:
+        yield limit_at_s
+
+
+def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
+    """Return when an attempt is to be stopped for the job's time limit.
+
+    A training job ends itself, with its model exported; it gets its grace on top before it is made to.
+    """
+    limit = job.spec.stop.time_limit_s
+    if limit is None or attempt.first_step_at_s is None:
+        return None
+    own_end_s = job.spec.grace_s if job.spec.train is not None else 0.0
+    return attempt.first_step_at_s + max(limit - job.run_time_s, 0.0) + own_end_s
+
+
+def of_node(node: NodeRecord, config: EngineConfig) -> Iterator[float]:
+    """Yield the instants at which a node wants to be looked at."""
+    if node.disconnected_at_s is not None and node.state is not NodeState.LOST:
+        yield node.disconnected_at_s + config.node_grace_s
+    if node.quarantined_until_s is not None:
+        yield node.quarantined_until_s
+
+
+def job_due(draft: Draft, job: JobRecord) -> None:
+    """Look at a job: its backoff may be over, it may have stalled."""
+    wake(draft, job)
+    stalled_at_s = job.progress.reported_at_s
+    if job.state is not JobState.RUNNING or job.spec.train is None or stalled_at_s is None:
+        return
+    if job.progress.stalled_since_s is None and draft.now_s >= stalled_at_s + stall_timeout_s(job, draft.config):
+        draft.put_job(replace(job, progress=replace(job.progress, stalled_since_s=stalled_at_s)))
+        draft.record(
+            EntryKind.JOB_STALLED,
+            f"no step for {draft.now_s - stalled_at_s:.0f} s",
+            job_id=job.job_id,
+            attempt_id=job.attempt_id,
+            since_s=stalled_at_s,
+        )
+
+
+def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:
+    """Look at an attempt: it may be late to start, late to stop, half ended, or at its time limit."""
+    config, now_s = draft.config, draft.now_s
+    job = draft.state.jobs[attempt.job_id]
+    if attempt.state is AttemptState.LAUNCHING and now_s >= attempt.launched_at_s + config.launch_deadline_s:
+        _roll_back_launch(draft, attempt)
+    elif attempt.state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
+        if now_s >= attempt.started_at_s + config.ready_deadline_s:
+            error = f"the ranks did not meet within {config.ready_deadline_s:.0f} s"
+            stop_attempt(draft, replace(attempt, error=error), "kill", reason(ReasonCode.WORKER_FAILED, error=error))
+    elif attempt.state is AttemptState.STOPPING:
+        _repeat_stop(draft, attempt, job)
+    else:
+        _overdue(draft, attempt, job)
+
+
+def _roll_back_launch(draft: Draft, attempt: AttemptRecord) -> None:
+    late = [node for node in attempt.allocation.node_ids if node not in attempt.started_nodes]
+    error = f"processes did not come up on {', '.join(late)} within {draft.config.launch_deadline_s:.0f} s"
+    cause = reason(ReasonCode.WORKER_FAILED, error=error)
+    attempt = stop_attempt(draft, replace(attempt, error=error), "kill", cause)
+    for node_id in late:
+        if node_id not in draft.state.nodes:
+            mark_ended(draft, attempt.attempt_id, _never_started(node_id, error))
+
+
+def _never_started(node_id: NodeId, error: str) -> NodeEnd:
+    return NodeEnd(node_id=node_id, kind=EndKind.LAUNCH_FAILED, message=error)
+
+
+def _repeat_stop(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
+    asked_at_s = attempt.stop_requested_at_s
+    margin_s = draft.config.stop_margin_s
+    if asked_at_s is None:
+        return
+    if attempt.stop_mode == "save" and draft.now_s >= asked_at_s + job.spec.grace_s + margin_s:
+        stop_attempt(draft, attempt, "kill", reason(ReasonCode.WORKER_FAILED, error="it did not stop in its grace"))
+    elif attempt.stop_mode == "kill" and draft.now_s >= asked_at_s + margin_s:
+        draft.put_attempt(replace(attempt, stop_requested_at_s=draft.now_s))
+        for node_id in attempt.allocation.node_ids:
+            if node_id not in attempt.ended_nodes:
+                draft.command(stop_command(draft, attempt, node_id))
+
+
+def _overdue(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
+    margin_s = job.spec.grace_s + draft.config.stop_margin_s
+    if (
+        attempt.first_end_at_s is not None
+        and job.spec.train is not None
+        and draft.now_s >= attempt.first_end_at_s + margin_s
+    ):
+        error = "some of its nodes ended and others did not"
+        stop_attempt(draft, attempt, "kill", reason(ReasonCode.WORKER_FAILED, error=error))
+        return
+    limit_at_s = _time_limit_at_s(attempt, job)
+    if limit_at_s is not None and draft.now_s >= limit_at_s:
+        stop_attempt(draft, attempt, "save", reason(ReasonCode.REQUESTED, by="its time limit", limit="time"))
+
+
+def node_due(draft: Draft, node: NodeRecord) -> None:
+    """Look at a node: its grace or its quarantine may be over."""
+    away_s = node.disconnected_at_s
+    if away_s is not None and node.state is not NodeState.LOST and draft.now_s >= away_s + draft.config.node_grace_s:
+        lose(draft, node)
+        return
+    if node.quarantined_until_s is not None and draft.now_s >= node.quarantined_until_s:
+        draft.put_node(replace(node, quarantined_until_s=None))
+        settle_node(draft, node.node_id)
+        retry_targets(draft, node.node_id)

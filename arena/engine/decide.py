@@ -1,0 +1,196 @@
+"""Asking the policy and carrying out what it says. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from arena.domain.allocation import splits_tensor_parallel_group
+from arena.domain.job import JobId
+from arena.domain.launch import DeviceId
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import EntryKind, JobRecord, JobState, Target
+from arena.engine.attempts import stop_attempt, try_launch
+from arena.engine.draft import Draft
+from arena.engine.jobs import count_evaluation_failure
+from arena.engine.state import ClusterState
+from arena.errors import InternalError
+from arena.policies.base import Choice, Decision, Policy, Snapshot
+
+SUSPECTS_MAX = 16
+"""Jobs tried as the cause when a policy fails, newest in the queue first."""
+
+
+def decide(draft: Draft, policy: Policy) -> None:
+    """Ask the policy about the present state and carry out its decision.
+
+    A policy that fails on some job does not stop the others: the job is found by leaving it out, and held after
+    repeated failures.
+    """
+    index = draft.state.decision_index + 1
+    draft.update(decision_due=False, decision_index=index)
+    state = draft.state
+    if not state.queue and not state.holding:
+        draft.update(decided_at_s=draft.now_s, rest=None, reasons={}, look_again_at_s=None)
+        return
+    decision = _ask(draft, policy, index)
+    draft.decision = decision
+    draft.update(
+        decided_at_s=draft.now_s,
+        rest=decision.rest,
+        reasons=decision.reasons,
+        look_again_at_s=decision.look_again_at_s,
+    )
+    _carry_out(draft, decision, index)
+    draft.update(decision_due=False)  # what the decision itself changed is no news
+
+
+def snapshot_of(state: ClusterState, now_s: float, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:
+    """Return what a policy sees of a state."""
+    return Snapshot(
+        now_s=now_s,
+        decision_index=index,
+        jobs=state.jobs,
+        waiting=tuple(job_id for _, _, job_id in state.queue if job_id not in without),
+        holding=state.holding,
+        grids=state.grids,
+        capacity=state.capacity,
+        shape=state.shape,
+        places=state.places,
+        restart_s=state.restart_s,
+    )
+
+
+def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
+    try:
+        return _checked(draft.state, policy.decide(snapshot_of(draft.state, draft.now_s, index)))
+    except Exception as error:  # noqa: BLE001 - one poisoned job must not stop the scheduling of all others
+        return _ask_without_culprit(draft, policy, index, f"{type(error).__name__}: {error}")
+
+
+def _ask_without_culprit(draft: Draft, policy: Policy, index: int, error: str) -> Decision:
+    suspects = [job_id for _, _, job_id in draft.state.queue][: -SUSPECTS_MAX - 1 : -1]
+    for job_id in suspects:
+        try:
+            view = snapshot_of(draft.state, draft.now_s, index, without=frozenset({job_id}))
+            decision = _checked(draft.state, policy.decide(view))
+        except Exception:  # noqa: BLE001, S112 - try the next suspect
+            continue
+        count_evaluation_failure(draft, draft.state.jobs[job_id], error)
+        return decision
+    draft.record(EntryKind.DECISION, f"the policy failed: {error}", error=error)
+    return Decision(rest=reason(ReasonCode.INTERNAL_ERROR, error=error))
+
+
+def _checked(state: ClusterState, decision: Decision) -> Decision:
+    """Return the decision if it can be carried out.
+
+    Raises:
+        InternalError: It gives a device twice, one that is not to be had, or moves a job that may not be moved.
+    """
+    given: dict[DeviceId, JobId] = {}
+    for job_id, choice in sorted(decision.choices.items()):
+        _check_movable(state, job_id, choice)
+        if choice is None:
+            continue
+        _check_shape(job_id, choice)
+        for device in sorted(choice.allocation.device_ids):
+            if device in given:
+                raise InternalError(f"the policy gives device {device} to both {given[device]} and {job_id}")
+            given[device] = job_id
+            _check_device(state, decision.choices, device, job_id)
+    return decision
+
+
+def _check_movable(state: ClusterState, job_id: JobId, choice: Choice | None) -> None:
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise InternalError(f"the policy names job {job_id}, which is unknown or over")
+    holding = state.holding.get(job_id)
+    if holding is None and (choice is None or job.state is not JobState.QUEUED):
+        raise InternalError(f"the policy changes job {job_id}, which has nothing and is {job.state.value}")
+    if holding is not None and not holding.movable:
+        raise InternalError(f"the policy moves job {job_id}, which may not be moved now")
+
+
+def _check_shape(job_id: JobId, choice: Choice) -> None:
+    allocation, plan = choice.allocation, choice.plan
+    if allocation.gpu_count != choice.group.gpu_count or len(allocation.device_ids) != allocation.gpu_count:
+        raise InternalError(f"job {job_id}: {allocation.gpu_count} devices do not make the group {choice.group}")
+    if plan is not None and plan.gpu_count != allocation.gpu_count:
+        raise InternalError(f"job {job_id}: plan {plan} needs {plan.gpu_count} GPUs, gets {allocation.gpu_count}")
+    counts = [len(share.device_ids) for share in allocation.shares]
+    if plan is not None and splits_tensor_parallel_group(plan, counts):
+        raise InternalError(f"job {job_id}: plan {plan} would split a tensor-parallel group over nodes {counts}")
+
+
+def _check_device(state: ClusterState, choices: Mapping[JobId, Choice | None], device: DeviceId, job_id: JobId) -> None:
+    keeper = state.reserved.get(device)
+    if keeper is not None and keeper != job_id:
+        raise InternalError(f"the policy gives device {device} to {job_id}, but it is kept for {keeper}")
+    holder = state.holders.get(device)
+    if holder is None:
+        return
+    owner = state.attempts[holder].job_id
+    if owner != job_id and owner not in choices:
+        raise InternalError(f"the policy gives device {device} to {job_id}, but {owner} has it and keeps it")
+
+
+def _carry_out(draft: Draft, decision: Decision, index: int) -> None:
+    for job_id, choice in sorted(decision.choices.items()):
+        job = draft.state.jobs[job_id]
+        if choice is None:
+            _preempt(draft, job, decision)
+        elif job.attempt_id is None:
+            _set_target(draft, job, choice, index, job.state)
+        else:
+            _reconfigure(draft, job, choice, index)
+    for job_id, choice in sorted(decision.choices.items()):
+        if choice is not None:
+            try_launch(draft, draft.state.jobs[job_id])
+
+
+def _preempt(draft: Draft, job: JobRecord, decision: Decision) -> None:
+    assert job.attempt_id is not None
+    causes = decision.reasons.get(job.job_id, ())
+    cause = causes[0] if causes else reason(ReasonCode.PREEMPTED, job="others")
+    draft.put_job(replace(job, state=JobState.PREEMPTING, preemption_count=job.preemption_count + 1, reasons=(cause,)))
+    draft.record(
+        EntryKind.JOB_PREEMPTED,
+        str(cause),
+        job_id=job.job_id,
+        attempt_id=job.attempt_id,
+        decision_index=draft.state.decision_index,
+        preemption_count=job.preemption_count + 1,
+        by=cause.names.get("job"),
+    )
+    stop_attempt(draft, draft.state.attempts[job.attempt_id], "save", cause)
+
+
+def _set_target(draft: Draft, job: JobRecord, choice: Choice, index: int, state: JobState) -> None:
+    draft.reserve(job.job_id, choice.allocation.node_ids, choice.allocation.device_ids)
+    target = Target(
+        group=choice.group,
+        plan=choice.plan,
+        estimate=choice.estimate,
+        allocation=choice.allocation,
+        decided_at_s=draft.now_s,
+        decision_index=index,
+        cause=choice.cause,
+    )
+    draft.put_job(replace(job, state=state, target=target, reasons=(choice.cause,), evaluated_at_s=draft.now_s))
+
+
+def _reconfigure(draft: Draft, job: JobRecord, choice: Choice, index: int) -> None:
+    assert job.attempt_id is not None
+    attempt = draft.state.attempts[job.attempt_id]
+    if attempt.allocation == choice.allocation and attempt.plan == choice.plan:
+        return
+    _set_target(
+        draft,
+        replace(job, reconfiguration_count=job.reconfiguration_count + 1),
+        choice,
+        index,
+        JobState.RECONFIGURING,
+    )
+    stop_attempt(draft, attempt, "save", choice.cause)

@@ -1,0 +1,222 @@
+"""The sans-I/O engine: ``handle(event, now_s) -> Step``. Pure apart from its own state: no I/O, no clock.
+
+Both drivers, live and simulated, run this class. The state is a persistent value: ``engine.state = saved`` undoes
+every step since ``saved`` was read, which is what a driver does when a commit failed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from arena.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DevicesChanged,
+    Event,
+    GridBuilt,
+    GridFailed,
+    JobSubmitted,
+    JobWishChanged,
+    NodeDisconnected,
+    NodeDrainChanged,
+    NodeRegistered,
+    SchedulerStarted,
+    Tick,
+    WorkerReported,
+)
+from arena.domain.job import JobId
+from arena.domain.launch import AttemptId, NodeId
+from arena.domain.records import AttemptRecord, EntryKind, JobRecord, NodeRecord
+from arena.engine import attempts, deadlines, jobs, nodes, reports
+from arena.engine.config import EngineConfig
+from arena.engine.decide import decide
+from arena.engine.draft import Draft
+from arena.engine.node_state import settle_node
+from arena.engine.ports import Restored, Step
+from arena.engine.state import ClusterState, reasons_of, restored_state
+from arena.policies.base import Policy
+
+Deadline = tuple[float, str, str]
+"""Instant, kind of record (``job``, ``attempt``, ``node``), id."""
+
+
+class Engine:
+    """The scheduler's brain.
+
+    Args:
+        policy: Asked whenever something changed that it would look at.
+        config: Deadlines and budgets.
+        restored: What a store remembers; nothing for a new cluster.
+    """
+
+    def __init__(self, policy: Policy, config: EngineConfig, restored: Restored | None = None) -> None:
+        self.policy = policy
+        self.config = config
+        self._deadlines: list[Deadline] = []
+        self._scheduled: set[Deadline] = set()
+        self._state = ClusterState(restart_s=config.restart_s)
+        if restored is not None:
+            self.state = _with_indexes(restored_state(restored, config.restart_s), restored.last_at_s, config)
+
+    @property
+    def state(self) -> ClusterState:
+        """The present state, a value."""
+        return self._state
+
+    @state.setter
+    def state(self, state: ClusterState) -> None:
+        self._state = state
+        self._deadlines = []
+        self._scheduled = set()
+        self._schedule(state.jobs.values(), state.attempts.values(), state.nodes.values())
+
+    @property
+    def next_wakeup_s(self) -> float | None:
+        """When a ``Tick`` is due even if nothing happens, None when nothing will."""
+        state = self._state
+        instants = [self._deadlines[0][0]] if self._deadlines else []
+        if state.shape_dirty_at_s is not None:
+            instants.append(state.shape_dirty_at_s + self.config.shape_settle_s)
+        if state.queue and state.decided_at_s is not None:
+            instants.append(state.decided_at_s + self.config.sweep_s)
+        if state.look_again_at_s is not None:
+            instants.append(state.look_again_at_s)
+        return min(instants, default=None)
+
+    def view(self, job: JobRecord) -> JobRecord:
+        """Return a job with its reasons as of the latest decision that looked at it."""
+        reasons, evaluated_at_s = reasons_of(self._state, job)
+        return replace(job, reasons=reasons, evaluated_at_s=evaluated_at_s)
+
+    def handle(self, event: Event, now_s: float) -> Step:
+        """Apply one event and, if it changed what a policy would look at, decide.
+
+        Args:
+            event: What happened.
+            now_s: The instant, never before that of the event before.
+
+        Returns:
+            The commands to send and the records to write, in that order of durability: records first.
+
+        Raises:
+            InternalError: The event asks for something impossible; the state is as before.
+        """
+        draft = Draft(self._state, event, now_s, self.config)
+        self._apply(draft, event)
+        if draft.state.shape_dirty_at_s is not None and self.config.shape_settle_s <= 0:
+            nodes.settle_shape(draft)
+        if draft.state.decision_due:
+            decide(draft, self.policy)
+        self._state, step = draft.finish()
+        self._schedule(step.jobs, step.attempts, step.nodes)
+        return step
+
+    def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901 - one line for each kind of event
+        match event:
+            case Tick():
+                self._tick(draft)
+            case WorkerReported():
+                reports.apply_report(draft, event.attempt_id, event.report)
+            case AttemptStarted():
+                attempts.mark_started(draft, event.node_id, event.attempt_id)
+            case AttemptEnded():
+                nodes.end_on_node(draft, event)
+            case JobSubmitted():
+                jobs.submit(draft, event)
+            case JobWishChanged():
+                jobs.change_wish(draft, event)
+            case GridBuilt():
+                jobs.take_grid(draft, event)
+            case GridFailed():
+                jobs.grid_failed(draft, event)
+            case NodeRegistered():
+                nodes.register(draft, event)
+            case NodeDisconnected():
+                nodes.disconnect(draft, event)
+            case NodeDrainChanged():
+                nodes.change_drain(draft, event)
+            case DevicesChanged():
+                nodes.change_devices(draft, event)
+            case SchedulerStarted():
+                _start(draft, event)
+
+    def _tick(self, draft: Draft) -> None:
+        for _, kind, name in self._pop_due(draft.now_s):
+            state = draft.state
+            if kind == "job" and (job := state.jobs.get(JobId(name))) is not None:
+                deadlines.job_due(draft, job)
+            elif kind == "attempt" and (attempt := state.attempts.get(AttemptId(name))) is not None:
+                deadlines.attempt_due(draft, attempt)
+            elif kind == "node" and (node := state.nodes.get(NodeId(name))) is not None:
+                deadlines.node_due(draft, node)
+        state = draft.state
+        if state.shape_dirty_at_s is not None and draft.now_s >= state.shape_dirty_at_s + self.config.shape_settle_s:
+            nodes.settle_shape(draft)
+        look_again_s = state.look_again_at_s
+        if state.queue and state.decided_at_s is not None and draft.now_s >= state.decided_at_s + self.config.sweep_s:
+            draft.update(decision_due=True)
+        if look_again_s is not None and draft.now_s >= look_again_s:
+            draft.update(decision_due=True)
+
+    def _pop_due(self, now_s: float) -> Iterator[Deadline]:
+        due = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            deadline = heapq.heappop(self._deadlines)
+            self._scheduled.discard(deadline)
+            due.append(deadline)
+        return iter(due)
+
+    def _schedule(
+        self,
+        job_records: Iterable[JobRecord],
+        attempt_records: Iterable[AttemptRecord],
+        node_records: Iterable[NodeRecord],
+    ) -> None:
+        for job in job_records:
+            self._push("job", job.job_id, deadlines.of_job(job, self.config))
+        for attempt in attempt_records:
+            owner = self._state.jobs.get(attempt.job_id)
+            if owner is not None:
+                self._push("attempt", attempt.attempt_id, deadlines.of_attempt(attempt, owner, self.config))
+        for node in node_records:
+            self._push("node", node.node_id, deadlines.of_node(node, self.config))
+
+    def _push(self, kind: str, name: str, instants: Iterable[float]) -> None:
+        for at_s in instants:
+            deadline = (at_s, kind, name)
+            if deadline not in self._scheduled:
+                self._scheduled.add(deadline)
+                heapq.heappush(self._deadlines, deadline)
+
+
+def _start(draft: Draft, event: SchedulerStarted) -> None:
+    draft.record(
+        EntryKind.SCHEDULER_STARTED,
+        f"scheduler {event.scheduler_version} with policy {event.policy} {event.policy_version}",
+        version=event.scheduler_version,
+        policy=event.policy,
+        policy_version=event.policy_version,
+    )
+    for node_id in sorted(draft.state.nodes):
+        node = draft.state.nodes[node_id]
+        # Nobody could be heard while no scheduler ran: everybody's grace begins now.
+        draft.put_node(replace(node, disconnected_at_s=draft.now_s))
+
+
+def _with_indexes(state: ClusterState, now_s: float, config: EngineConfig) -> ClusterState:
+    draft = Draft(state, Tick(), now_s, config)
+    for job_id in sorted(state.jobs):
+        draft.refresh_queue(state.jobs[job_id])
+        draft.refresh_holding(job_id)
+    for node_id in sorted(state.nodes):
+        draft.refresh_node(node_id)
+        settle_node(draft, node_id)
+    return draft.state
+
+
+def replay(engine: Engine, inputs: Iterable[tuple[float, Event]]) -> Iterator[Step]:
+    """Feed a log of inputs to an engine; with the same policy and configuration the steps are those recorded."""
+    for at_s, event in inputs:
+        yield engine.handle(event, at_s)

@@ -1,0 +1,139 @@
+"""Jobs: submission, the user's wishes, grids. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arena.domain.commands import BuildGrid
+from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import EntryKind, JobRecord, JobState, Wish
+from arena.engine.attempts import stop_attempt, try_launch
+from arena.engine.draft import Draft
+from arena.engine.outcome import drop_target
+
+
+def submit(draft: Draft, event: JobSubmitted) -> None:
+    """Queue a new job and ask for its grid; a repeated submission changes nothing."""
+    if event.job_id in draft.state.jobs:
+        return
+    job = JobRecord(
+        job_id=event.job_id,
+        spec=event.spec,
+        user=event.user,
+        request_id=event.request_id,
+        submitted_at_s=draft.now_s,
+        changed_at_s=draft.now_s,
+    )
+    draft.put_job(job)
+    draft.record(
+        EntryKind.JOB_SUBMITTED,
+        f"{event.spec.name!r} by {event.user}",
+        job_id=event.job_id,
+        user=event.user,
+        name=event.spec.name,
+        kind=event.spec.kind.value,
+    )
+    if draft.state.shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def change_wish(draft: Draft, event: JobWishChanged) -> None:
+    """Hold, release or cancel a job; what is over stays over."""
+    job = draft.state.jobs.get(event.job_id)
+    if job is None or job.wish is Wish.CANCEL or job.wish.value == event.wish:
+        return
+    match event.wish:
+        case "run":
+            _release(draft, job)
+        case "hold":
+            _take_off(draft, replace(job, wish=Wish.HOLD), JobState.HELD, JobState.PREEMPTING, event.by)
+        case "cancel":
+            _take_off(draft, replace(job, wish=Wish.CANCEL), JobState.CANCELLED, JobState.CANCELLING, event.by)
+
+
+def _release(draft: Draft, job: JobRecord) -> None:
+    state = JobState.QUEUED if job.state is JobState.HELD else job.state
+    cause = reason(ReasonCode.NOT_YET_EVALUATED)
+    draft.put_job(
+        replace(
+            job, wish=Wish.RUN, state=state, reasons=(cause,), evaluation_failure_count=0, restarts_since_progress=0
+        )
+    )
+
+
+def _take_off(draft: Draft, job: JobRecord, now: JobState, after_stop: JobState, by: str) -> None:
+    """Bring a job to ``now`` at once if nothing of it runs, else to ``after_stop`` until its attempt is gone."""
+    drop_target(draft, job)
+    code = ReasonCode.HELD if job.wish is Wish.HOLD else ReasonCode.REQUESTED
+    cause = reason(code, by=by)
+    job = replace(job, target=None, reasons=(cause,))
+    if job.attempt_id is None:
+        if job.state is JobState.RECONFIGURING:  # between two attempts
+            draft.put_job(replace(job, state=JobState.QUEUED))
+        ended_at_s = draft.now_s if now.is_terminal else None
+        draft.put_job(replace(job, state=now, ended_at_s=ended_at_s))
+        return
+    if job.state is JobState.FINISHING and job.wish is Wish.HOLD:
+        draft.put_job(job)  # it is all but done
+        return
+    draft.put_job(replace(job, state=after_stop))
+    stop_attempt(draft, draft.state.attempts[job.attempt_id], "save", cause)
+
+
+def take_grid(draft: Draft, event: GridBuilt) -> None:
+    """Keep a job's grid; if the cluster changed meanwhile, ask again and use this one until then."""
+    job = draft.state.jobs.get(event.job_id)
+    if job is None:
+        return
+    draft.update(
+        grids=draft.state.grids.set(job.job_id, event.grid),
+        grid_shapes=draft.state.grid_shapes.set(job.job_id, event.shape),
+        decision_due=True,
+    )
+    draft.refresh_queue(job, job)
+    draft.record(
+        EntryKind.GRID_BUILT,
+        f"grid of {len(event.grid.cells)} groups by {event.grid.source}",
+        job_id=job.job_id,
+        cell_count=len(event.grid.cells),
+        infeasible_count=len(event.grid.infeasible),
+        source=event.grid.source,
+        build_s=event.build_s,
+    )
+    if event.shape != draft.state.shape and draft.state.shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def grid_failed(draft: Draft, event: GridFailed) -> None:
+    """Try again later, and hold a job whose grid keeps failing, so that it cannot harm the others."""
+    job = draft.state.jobs.get(event.job_id)
+    if job is not None:
+        count_evaluation_failure(draft, job, event.error)
+
+
+def count_evaluation_failure(draft: Draft, job: JobRecord, error: str) -> None:
+    """Count a failure of ours on one job: back off, and hold the job after too many."""
+    count = job.evaluation_failure_count + 1
+    cause = reason(ReasonCode.INTERNAL_ERROR, error=error)
+    wait_s = min(draft.config.backoff_s * 2 ** (count - 1), draft.config.backoff_s_max)
+    job = replace(
+        job,
+        evaluation_failure_count=count,
+        reasons=(cause,),
+        evaluated_at_s=draft.now_s,
+        not_before_s=max(job.not_before_s, draft.now_s + wait_s),
+    )
+    if count >= draft.config.evaluation_failures_max and job.state is JobState.QUEUED:
+        drop_target(draft, job)
+        job = replace(job, wish=Wish.HOLD, state=JobState.HELD, target=None)
+    draft.put_job(job)
+
+
+def wake(draft: Draft, job: JobRecord) -> None:
+    """Look at a job whose backoff may be over: queue it, launch its target, or ask for its grid again."""
+    draft.refresh_queue(job, job)
+    if job.target is not None:
+        try_launch(draft, job)
+    elif job.job_id not in draft.state.grids and draft.state.shape.pools and job.state is JobState.QUEUED:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))

@@ -1,0 +1,54 @@
+"""Which state a node is in, worked out from its facts. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arena.domain.cluster import NodeState
+from arena.domain.launch import AttemptId, NodeId
+from arena.domain.records import NodeRecord
+from arena.engine.draft import Draft
+
+CLEANING_PREFIX = "cleaning"
+"""An agent whose problem text begins so is removing leftovers of an earlier life."""
+
+
+def attempts_on(draft: Draft, node: NodeRecord) -> tuple[AttemptId, ...]:
+    """Return the live attempts that hold devices of a node, sorted."""
+    holders = draft.state.holders
+    found = {holders[device.device_id] for device in node.info.devices if device.device_id in holders}
+    return tuple(sorted(found))
+
+
+def settle_node(draft: Draft, node_id: NodeId) -> None:
+    """Put a node into the state its facts call for; a lost node stays lost until it registers."""
+    node = draft.state.nodes.get(node_id)
+    if node is None or node.state is NodeState.LOST:
+        return
+    state, cause = _state_of(draft, node)
+    if (state, cause) != (node.state, node.state_cause):
+        draft.put_node(replace(node, state=state, state_cause=cause))
+
+
+def _state_of(draft: Draft, node: NodeRecord) -> tuple[NodeState, str]:
+    problem = node.info.problem or ""
+    if node.condemned:
+        return NodeState.CLEANING, f"ending leftover attempts {', '.join(node.condemned)}"
+    if problem.startswith(CLEANING_PREFIX):
+        return NodeState.CLEANING, problem
+    if node.drain is not None:
+        busy = len(attempts_on(draft, node))
+        cause = f"{node.drain.why} (by {node.drain.by})"
+        return (
+            (NodeState.DRAINING, f"{busy} attempt{'s' * (busy != 1)} left, {cause}")
+            if busy
+            else (
+                NodeState.DRAINED,
+                cause,
+            )
+        )
+    if problem:
+        return NodeState.DEGRADED, problem
+    if node.quarantined_until_s is not None and node.quarantined_until_s > draft.now_s:
+        return NodeState.QUARANTINED, f"launches failed in a row, last: {node.last_launch_error}"
+    return NodeState.READY, ""

@@ -1,0 +1,147 @@
+"""What the end of an attempt means for its job: done, again, later, held, or failed. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
+from arena.engine.draft import Draft
+
+NODE_LOSSES_MIN = 3
+"""A lost node is not the job's fault: at least so many restarts are granted after one, whatever the job's budget."""
+
+_HOPELESS = frozenset({"config", "data"})
+"""Worker errors that a repetition cannot mend."""
+
+
+def conclude_job(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
+    """Move a job on after its attempt has ended everywhere.
+
+    Args:
+        job: Its record, already without a live attempt.
+        attempt: The ended attempt.
+        outcome: What the attempt came to.
+    """
+    if outcome is EndKind.FINISHED:
+        _end(draft, job, JobState.SUCCEEDED, result=job.result or "finished")
+    elif job.wish is Wish.CANCEL:
+        _end(draft, job, JobState.CANCELLED)
+    elif attempt.stop_cause is not None and attempt.stop_cause.names.get("limit") == "time":
+        _end_at_time_limit(draft, job)
+    elif _was_asked_to_stop(attempt, outcome):
+        _after_stop(draft, job, attempt)
+    else:
+        _after_failure(draft, job, attempt, outcome)
+
+
+def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", error: str = "") -> None:
+    drop_target(draft, job)
+    draft.put_job(replace(job, state=state, target=None, ended_at_s=draft.now_s, result=result, error=error))
+
+
+def _end_at_time_limit(draft: Draft, job: JobRecord) -> None:
+    text = f"reached its time limit of {job.spec.stop.time_limit_s:.0f} s"
+    if job.spec.train is not None:
+        _end(draft, job, JobState.SUCCEEDED, result=f"{text} at step {job.progress.durable_step}")
+    else:
+        _end(draft, job, JobState.FAILED, error=text)
+
+
+def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
+    return attempt.stop_mode == "save" and outcome in {EndKind.STOPPED, EndKind.KILLED}
+
+
+def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
+    if job.wish is Wish.HOLD:
+        drop_target(draft, job)
+        draft.put_job(replace(job, state=JobState.HELD, target=None, reasons=_causes(attempt)))
+    elif job.target is not None:
+        draft.put_job(replace(job, state=JobState.RECONFIGURING))
+    else:
+        draft.put_job(replace(job, state=JobState.QUEUED, reasons=_causes(attempt)))
+
+
+def _causes(attempt: AttemptRecord) -> tuple[Reason, ...]:
+    return (attempt.stop_cause,) if attempt.stop_cause is not None else ()
+
+
+def _after_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
+    drop_target(draft, job)
+    job = replace(job, target=None)
+    code = next((end.error_code for end in attempt.ends if end.error_code), "")
+    if code == "port":
+        job = replace(job, port_failure_count=job.port_failure_count + 1)
+        if job.port_failure_count % draft.config.port_failures_max:
+            _retry(draft, job, attempt, wait_s=0.0, number=job.port_failure_count, limit=draft.config.port_failures_max)
+            return
+    if outcome is EndKind.LAUNCH_FAILED:
+        _after_launch_failure(draft, job, attempt)
+    elif code in _HOPELESS:
+        _end(draft, job, JobState.FAILED, error=attempt.error)
+    elif code == "checkpoint":
+        _hold_for_its_user(draft, job, attempt)
+    else:
+        _after_crash(draft, job, attempt, outcome)
+
+
+def _after_launch_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
+    count = job.launch_failure_count + 1
+    limit = job.spec.retry.launch_failures_max
+    job = replace(job, launch_failure_count=count)
+    if count >= limit:
+        node = next((end.node_id for end in attempt.ends if end.kind is EndKind.LAUNCH_FAILED), "?")
+        _end(
+            draft,
+            job,
+            JobState.FAILED,
+            error=str(
+                reason(ReasonCode.LAUNCH_FAILED, node=str(node), error=attempt.error, tries=count, tries_max=limit)
+            ),
+        )
+    else:
+        _retry(draft, job, attempt, wait_s=_backoff_s(draft, count), number=count, limit=limit)
+
+
+def _after_crash(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
+    count = job.restarts_since_progress + 1
+    limit = job.spec.restarts_max
+    if outcome is EndKind.LOST:
+        limit = max(limit, NODE_LOSSES_MIN)
+    if count > limit:
+        suffix = f" (restarted {limit} of {limit} times without progress)" if limit else ""
+        _end(draft, job, JobState.FAILED, error=f"{attempt.error or outcome.value}{suffix}")
+        return
+    job = replace(job, restarts_since_progress=count, restart_count=job.restart_count + 1)
+    _retry(draft, job, attempt, wait_s=_backoff_s(draft, count), number=count, limit=limit)
+
+
+def _retry(draft: Draft, job: JobRecord, attempt: AttemptRecord, *, wait_s: float, number: int, limit: int) -> None:
+    cause = reason(ReasonCode.BACKOFF, retry=number, retries_max=limit, wait_s=wait_s, error=attempt.error or "?")
+    held = job.wish is Wish.HOLD
+    draft.put_job(
+        replace(
+            job,
+            state=JobState.HELD if held else JobState.QUEUED,
+            not_before_s=draft.now_s + wait_s,
+            reasons=(cause,),
+            evaluated_at_s=draft.now_s,
+        )
+    )
+
+
+def _hold_for_its_user(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
+    cause = reason(ReasonCode.WORKER_FAILED, error=f"{attempt.error}; release the job once its checkpoints are right")
+    draft.put_job(replace(job, state=JobState.QUEUED, wish=Wish.HOLD, reasons=(cause,)))
+    draft.put_job(replace(draft.state.jobs[job.job_id], state=JobState.HELD))
+    draft.record(EntryKind.JOB_STATE, f"held: {cause}", job_id=job.job_id, after=JobState.HELD.value)
+
+
+def _backoff_s(draft: Draft, count: int) -> float:
+    return float(min(draft.config.backoff_s * 2 ** (count - 1), draft.config.backoff_s_max))
+
+
+def drop_target(draft: Draft, job: JobRecord) -> None:
+    """Give up the devices kept for a job's target, if it has one; the caller clears the field."""
+    if job.target is not None:
+        draft.unreserve(job.target.allocation.node_ids, job.target.allocation.device_ids)

@@ -1,0 +1,265 @@
+"""What workers report, and what it changes. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from arena.domain.launch import (
+    AttemptId,
+    CheckpointFailed,
+    CheckpointSaved,
+    Finished,
+    Finishing,
+    Progress,
+    Ready,
+    StepPoint,
+    Stopped,
+    WorkerError,
+    WorkerReport,
+)
+from arena.domain.records import AttemptRecord, AttemptState, AttemptTransition, EntryKind, JobRecord, JobState
+from arena.engine.draft import Draft
+
+RESTART_COST_WEIGHT = 0.3
+"""Weight of the newest measurement in the moving average of what a reconfiguration costs."""
+
+
+def apply_report(draft: Draft, attempt_name: AttemptId, report: WorkerReport) -> None:
+    """Apply one report; reports of attempts that are over are dropped, repeated ones change nothing."""
+    attempt = draft.state.attempts.get(attempt_name)
+    if attempt is None:
+        return
+    match report:
+        case Ready():
+            _ready(draft, attempt, report)
+        case Progress():
+            _progress(draft, attempt, report.points)
+        case CheckpointSaved():
+            _saved(draft, attempt, report)
+        case CheckpointFailed():
+            draft.record(
+                EntryKind.CHECKPOINT_FAILED,
+                f"checkpoint of step {report.step} failed: {report.error}",
+                job_id=attempt.job_id,
+                attempt_id=attempt.attempt_id,
+                step=report.step,
+                error=report.error,
+            )
+        case Stopped():
+            _stopped(draft, attempt, report)
+        case Finishing():
+            _finishing(draft, attempt, report)
+        case Finished():
+            _finished(draft, attempt, report)
+        case WorkerError():
+            draft.put_attempt(replace(attempt, error=f"rank {report.rank}: {report.message}"))
+
+
+def _ready(draft: Draft, attempt: AttemptRecord, report: Ready) -> None:
+    if attempt.ready_at_s is not None:
+        return
+    job = draft.state.jobs[attempt.job_id]
+    before = job.predecessor.last_step if job.predecessor is not None else 0
+    lost = max(before - report.resumed_step, 0)
+    draft.put_attempt(
+        replace(
+            attempt,
+            ready_at_s=draft.now_s,
+            resumed_step=report.resumed_step,
+            last_step=report.resumed_step,
+            durable_step=report.resumed_step,
+            rendezvous_s=report.rendezvous_s,
+            load_s=report.load_s,
+        )
+    )
+    progress = replace(
+        job.progress,
+        step=report.resumed_step,
+        durable_step=report.resumed_step,
+        lost_steps=job.progress.lost_steps + lost,
+        reported_at_s=draft.now_s,
+    )
+    draft.put_job(replace(job, progress=progress))
+    start = f"step {report.resumed_step} of {report.checkpoint}" if report.checkpoint else "fresh"
+    draft.record(
+        EntryKind.ATTEMPT_READY,
+        f"ready, {start}" + (f", {lost} steps are repeated" if lost else ""),
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        resumed_step=report.resumed_step,
+        checkpoint=report.checkpoint,
+        lost_steps=lost,
+        rendezvous_s=report.rendezvous_s,
+        load_s=report.load_s,
+    )
+    for name, why in sorted(report.skipped.items()):
+        draft.record(
+            EntryKind.CHECKPOINT_SKIPPED,
+            f"checkpoint {name} was skipped: {why}",
+            job_id=attempt.job_id,
+            attempt_id=attempt.attempt_id,
+            checkpoint=name,
+            why=why,
+        )
+
+
+def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...]) -> None:
+    new = [point for point in points if point.step > attempt.last_step]
+    if not new:
+        return
+    last = new[-1]
+    if attempt.first_step_at_s is None:
+        attempt = _first_step(draft, attempt)
+    attempt = replace(attempt, last_step=last.step)
+    if attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}:
+        attempt = replace(attempt, state=AttemptState.RUNNING)
+    job = draft.state.jobs[attempt.job_id]
+    progress = replace(
+        job.progress,
+        step=last.step,
+        loss=last.loss,
+        step_time_s=last.step_time_s,
+        tokens_per_s=last.tokens_per_s,
+        reported_at_s=draft.now_s,
+        stalled_since_s=None,
+    )
+    state = JobState.RUNNING if job.state is JobState.STARTING else job.state
+    # The attempt first: a job that is running has a running attempt, so that its holding becomes movable.
+    draft.put_attempt(attempt)
+    draft.put_job(replace(job, state=state, progress=progress))
+    draft.record(
+        EntryKind.JOB_PROGRESS,
+        f"step {last.step}, loss {last.loss:.4f}",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        step=last.step,
+        loss=last.loss,
+        tokens_per_s=last.tokens_per_s,
+        steps=[point.step for point in new],
+        losses=[point.loss for point in new],
+    )
+
+
+def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
+    attempt = replace(attempt, first_step_at_s=draft.now_s)
+    draft.record(
+        EntryKind.ATTEMPT_FIRST_STEP,
+        "first step done",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        since_launch_s=draft.now_s - attempt.launched_at_s,
+    )
+    draft.update(decision_due=True)  # the job can be moved again
+    before = attempt.predecessor
+    if attempt.transition is AttemptTransition.START or before is None:
+        return attempt
+    parts = _change_parts_s(attempt, draft.now_s)
+    cost_s = sum(parts.values())
+    draft.update(restart_s=(1 - RESTART_COST_WEIGHT) * draft.state.restart_s + RESTART_COST_WEIGHT * cost_s)
+    draft.record(
+        EntryKind.PLAN_CHANGED,
+        f"{before.group} {before.plan} -> {attempt.group} {attempt.plan} in {cost_s:.1f} s: {attempt.cause}",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        from_plan=str(before.plan),
+        to_plan=str(attempt.plan),
+        from_group=str(before.group),
+        to_group=str(attempt.group),
+        from_gpu_count=before.group.gpu_count,
+        to_gpu_count=attempt.group.gpu_count,
+        cause=attempt.cause.code.value,
+        why=str(attempt.cause),
+        step=attempt.resumed_step,
+        cost_s=cost_s,
+        **parts,
+    )
+    return attempt
+
+
+def _change_parts_s(attempt: AttemptRecord, now_s: float) -> dict[str, Any]:
+    """Return the parts of a change, from the request to stop (or the old end) to the first new step.
+
+    ``stop_s`` save and exit of the old ranks, ``place_s`` waiting for devices, ``launch_s`` processes up,
+    ``load_s`` process group and state, ``first_step_s`` the first step itself.
+    """
+    before = attempt.predecessor
+    assert before is not None
+    began_at_s = before.stop_requested_at_s if before.stop_requested_at_s is not None else before.ended_at_s
+    started_at_s = attempt.started_at_s if attempt.started_at_s is not None else attempt.launched_at_s
+    ready_at_s = max(attempt.ready_at_s if attempt.ready_at_s is not None else started_at_s, started_at_s)
+    return {
+        "stop_s": before.ended_at_s - began_at_s,
+        "place_s": attempt.launched_at_s - before.ended_at_s,
+        "launch_s": started_at_s - attempt.launched_at_s,
+        "load_s": ready_at_s - started_at_s,
+        "first_step_s": now_s - ready_at_s,
+    }
+
+
+def _saved(draft: Draft, attempt: AttemptRecord, report: CheckpointSaved) -> None:
+    if report.step <= attempt.durable_step:
+        return
+    job = draft.state.jobs[attempt.job_id]
+    draft.put_attempt(replace(attempt, durable_step=report.step, save_s=report.save_s))
+    draft.put_job(
+        replace(
+            job,
+            progress=replace(job.progress, durable_step=report.step, durable_at_s=draft.now_s),
+            restarts_since_progress=0,
+        )
+    )
+    draft.record(
+        EntryKind.CHECKPOINT_SAVED,
+        f"checkpoint {report.name} is durable",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        step=report.step,
+        name=report.name,
+        size_bytes=report.size_bytes,
+        save_s=report.save_s,
+    )
+
+
+def _stopped(draft: Draft, attempt: AttemptRecord, report: Stopped) -> None:
+    if attempt.stopped_at_s is not None:
+        return
+    draft.put_attempt(
+        replace(
+            attempt,
+            stopped_at_s=draft.now_s,
+            last_step=max(report.step, attempt.last_step),
+            durable_step=max(report.durable_step, attempt.durable_step),
+        )
+    )
+    draft.record(
+        EntryKind.ATTEMPT_STOPPED,
+        f"stopped at step {report.step}, step {report.durable_step} is durable",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        step=report.step,
+        durable_step=report.durable_step,
+    )
+
+
+def _finishing(draft: Draft, attempt: AttemptRecord, report: Finishing) -> None:
+    if attempt.state not in {AttemptState.STOPPING, AttemptState.FINISHING}:
+        draft.put_attempt(replace(attempt, state=AttemptState.FINISHING))
+    job = draft.state.jobs[attempt.job_id]
+    if job.state not in {JobState.CANCELLING, JobState.FINISHING}:
+        draft.put_job(_with_target_dropped(draft, replace(job, state=JobState.FINISHING)))
+
+
+def _with_target_dropped(draft: Draft, job: JobRecord) -> JobRecord:
+    if job.target is None:
+        return job
+    draft.unreserve(job.target.allocation.node_ids, job.target.allocation.device_ids)
+    return replace(job, target=None)
+
+
+def _finished(draft: Draft, attempt: AttemptRecord, report: Finished) -> None:
+    draft.put_attempt(replace(attempt, finished_report=True, last_step=max(report.step, attempt.last_step)))
+    job = draft.state.jobs[attempt.job_id]
+    loss = f", loss {report.loss:.4f}" if report.loss is not None else ""
+    where = f", model in {report.output}" if report.output else ""
+    draft.put_job(replace(job, result=f"finished at step {report.step}{loss}{where}"))
