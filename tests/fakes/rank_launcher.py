@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import (
@@ -40,7 +40,8 @@ WORKER = "arena_agent.worker.main:run_rank"
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def make_launch(directory: Path, spec: JobSpec, plan: ParallelPlan, *, epoch: int = 1) -> Launch:
@@ -247,7 +248,7 @@ def serve() -> None:
         os.waitpid(pid, 0)
 
 
-def _fork_child(request: Mapping[str, object]) -> int:
+def _fork_child(request: Mapping[str, Any]) -> int:
     pid = os.fork()
     if pid == 0:
         _become_rank(request)
@@ -255,14 +256,14 @@ def _fork_child(request: Mapping[str, object]) -> int:
     return pid
 
 
-def _become_rank(request: Mapping[str, object]) -> None:
+def _become_rank(request: Mapping[str, Any]) -> None:
     code = 99
     try:
         handle = os.open(str(request["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.environ.update(request["environ"])  # type: ignore[arg-type]
+        os.environ.update(request["environ"])
         module, _, function = str(request["target"]).partition(":")
         code = getattr(importlib.import_module(module), function)(os.environ)
     finally:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.fence import Fence, FencedError
@@ -74,9 +76,9 @@ class CheckpointStore:
         assert selection.name is not None
         assert selection.manifest is not None
         require_equal(selection.manifest.fingerprint, fingerprint, name=selection.name)
-        reader = dcp.FileSystemReader(self.root / selection.name)
+        reader = FileSystemReader(self.root / selection.name)
         try:
-            dcp.load(state, storage_reader=reader, process_group=self.ranks.group)
+            load(state, storage_reader=reader, process_group=self.ranks.group)
         except CheckpointException as error:
             raise CheckpointError(f"checkpoint {selection.name} cannot be loaded", why=_cause(error)) from error
 
@@ -120,8 +122,8 @@ class CheckpointStore:
             temporary.mkdir()
 
     def _write(self, temporary: Path, state: dict[str, Tensor]) -> dict[str, FileEntry]:
-        writer = dcp.FileSystemWriter(temporary, sync_files=True, thread_count=1)
-        dcp.save(state, storage_writer=writer, process_group=self.ranks.group)
+        writer = FileSystemWriter(temporary, sync_files=True, thread_count=1)
+        save(state, storage_writer=writer, process_group=self.ranks.group)
         entries: dict[str, FileEntry] = {}
         failure: OSError | None = None
         try:
@@ -129,13 +131,13 @@ class CheckpointStore:
         except OSError as error:
             failure = error
         parts = self.ranks.gathered((entries, failure))
-        for _, error in parts:
-            if error is not None:
-                raise error
+        for _, reported in parts:
+            if reported is not None:
+                raise reported
         return {name: entry for part, _ in parts for name, entry in part.items()}
 
     def _commit(self, temporary: Path, manifest: Manifest) -> Manifest:
-        _require_whole(dcp.FileSystemReader(temporary).read_metadata(), manifest, temporary.name)
+        _require_whole(FileSystemReader(temporary).read_metadata(), manifest, temporary.name)
         entries = sync_and_describe([temporary / ".metadata"])
         manifest = replace(manifest, files={**manifest.files, **entries})
         sync(temporary)
@@ -178,13 +180,13 @@ def read_whole(directory: Path, *, prefix: str = "") -> dict[str, Tensor]:
         directory: The checkpoint.
         prefix: Only tensors whose name starts so.
     """
-    reader = dcp.FileSystemReader(directory)
+    reader = FileSystemReader(directory)
     state: dict[str, Tensor] = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in sorted(reader.read_metadata().state_dict_metadata.items())
         if isinstance(entry, TensorStorageMetadata) and name.startswith(prefix)
     }
-    dcp.load(state, storage_reader=reader, no_dist=True)
+    load(state, storage_reader=reader, no_dist=True)
     return state
 
 
@@ -222,7 +224,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path)
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """Return the first rank's own error where torch wraps several."""
     if isinstance(error, CheckpointException):
         rank, failure = min(error.failures.items(), key=lambda item: item[0])

@@ -7,7 +7,7 @@ import pydoc_data.topics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from arena.domain.job import DataSpec, TrainSpec
 from arena.errors import UserError
 
-_TOKEN_DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+_TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 _FINGERPRINT_PART_TOKENS = 1 << 20
 
 
@@ -110,7 +110,7 @@ def _read_tokens(data: DataSpec) -> npt.NDArray[np.unsignedinteger]:
     return _map_tokens(path, _TOKEN_DTYPES[data.token_dtype])
 
 
-def _map_tokens(path: Path, dtype: np.dtype[np.unsignedinteger]) -> npt.NDArray[np.unsignedinteger]:
+def _map_tokens(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[np.unsignedinteger]:
     size_bytes = path.stat().st_size
     if size_bytes % dtype.itemsize:
         raise DataError(

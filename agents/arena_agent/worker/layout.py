@@ -213,15 +213,16 @@ def run_micro_batches(layout: Layout, inputs: Tensor, targets: Tensor) -> float:
 def _run_alone(layout: Layout, inputs: Tensor, targets: Tensor) -> float:
     chunk = layout.chunks[0]
     size = layout.plan.micro_batch_size
-    parts = list(zip(inputs.split(size), targets.split(size), strict=True))
+    starts = range(0, len(inputs), size)
     total = torch.zeros((), device=layout.device)
-    for index, (tokens, goal) in enumerate(parts):
+    for start in starts:
         if isinstance(chunk, FSDPModule):
-            is_last = index == len(parts) - 1
+            is_last = start == starts[-1]
             # Zero 1 shards the optimizer alone: gradients stay whole until the step's last micro-batch.
             chunk.set_requires_gradient_sync(is_last or layout.plan.zero > 1)
             chunk.set_is_last_backward(is_last)
-        loss = layout.loss_of(chunk(tokens), goal)
-        loss.backward()
+        logits = chunk(inputs[start : start + size])
+        loss = layout.loss_of(logits, targets[start : start + size])
+        torch.autograd.backward(loss)
         total += loss.detach()
     return float(total)

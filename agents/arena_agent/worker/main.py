@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from arena.domain.job import TrainSpec
 from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
@@ -92,43 +93,39 @@ def run_rank(environ: Mapping[str, str], *, corpus_of: Callable[[TrainSpec], Cor
         print(error.message, file=sys.stderr)
         return 1
     try:
-        _train(where, stop, corpus_of)
+        began_s = time.monotonic()
+        trainer = build_trainer(where, stop, corpus_of)
+        trainer.prepare(rendezvous_s=time.monotonic() - began_s)
+        trainer.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame of the rank
+        # The group is left to the end of the process: taking it down could wait for ranks that are stuck.
         _report_failure(where, error)
         return 1
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    dist.destroy_process_group()
     return 0
 
 
-def _train(where: RankEnvironment, stop: StopRequest, corpus_of: Callable[[TrainSpec], Corpus]) -> None:
+def build_trainer(
+    where: RankEnvironment, stop: StopRequest, corpus_of: Callable[[TrainSpec], Corpus] = open_corpus
+) -> Trainer:
+    """Read the launch, meet the other ranks and lay the model out; nothing is loaded yet."""
     launch = LAUNCH_JSON.validate_json(where.launch_path.read_bytes())
     train, plan = _checked(launch, where)
     corpus = _opened(corpus_of, train)
-    began_s = time.monotonic()
     device = _device(launch, where)
     ranks = _meet(where, device)
-    layout = build_layout(train, plan, rank=where.rank, device=device)
-    rendezvous_s = time.monotonic() - began_s
     root = Path(launch.checkpoint_dir)
-    trainer = Trainer(
+    fence = Fence(root=root, epoch=launch.epoch)
+    return Trainer(
         launch=launch,
         train=train,
-        layout=layout,
+        layout=build_layout(train, plan, rank=where.rank, device=device),
         corpus=corpus,
         ranks=ranks,
-        store=CheckpointStore(
-            root=root,
-            fence=Fence(root=root, epoch=launch.epoch),
-            keep=launch.spec.checkpoint.keep,
-            ranks=ranks,
-        ),
+        store=CheckpointStore(root=root, fence=fence, keep=launch.spec.checkpoint.keep, ranks=ranks),
         reporter=Reporter(path=where.report_path) if where.rank == 0 else None,
         stop=stop,
     )
-    trainer.prepare(rendezvous_s=rendezvous_s)
-    trainer.run()
 
 
 def _checked(launch: Launch, where: RankEnvironment) -> tuple[TrainSpec, ParallelPlan]:
@@ -164,7 +161,7 @@ def _device(launch: Launch, where: RankEnvironment) -> torch.device:
 def _meet(where: RankEnvironment, device: torch.device) -> Ranks:
     """Meet the other ranks; rank 0 hosts the store on the leased port."""
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             where.master_addr,
             where.master_port,
             where.world_size,

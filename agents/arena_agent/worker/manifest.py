@@ -45,7 +45,6 @@ class Manifest:
         torch_version: Version of torch that wrote it.
         fingerprint: What must be equal to go on from it, named: model, data, batch, seed, optimizer.
         samples_consumed: Position in the sample stream; layout independent.
-        elapsed_s: Training time over all attempts.
         parameters: Names of all parameters of the model.
         optimizer_state: Names of the optimizer's tensors for each parameter.
         files: All files of the directory but this one.
@@ -58,7 +57,6 @@ class Manifest:
     torch_version: str
     fingerprint: Mapping[str, str]
     samples_consumed: int
-    elapsed_s: float
     parameters: tuple[str, ...]
     optimizer_state: tuple[str, ...]
     files: Mapping[str, FileEntry]

@@ -65,7 +65,7 @@ class Attention(nn.Module):
         return y
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_size).transpose(1, 2)
 
 
 class GptMlp(nn.Module):

@@ -38,10 +38,6 @@ class SampleOrder:
         epoch, index = divmod(position, self.sample_count)
         return permuted(index, size=self.sample_count, key=_epoch_key(self.seed, epoch))
 
-    def epoch_of(self, step: int) -> int:
-        """Return the epoch in which a step starts."""
-        return step * self.global_batch // self.sample_count
-
 
 def permuted(index: int, *, size: int, key: int) -> int:
     """Return where a keyed permutation of ``range(size)`` takes ``index``, without storing the permutation.

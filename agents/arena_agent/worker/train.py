@@ -134,7 +134,6 @@ class Trainer:
             state = training_state(self.parameters, self.optimizer)
             self.store.load(selection, state, fingerprint(self.train, self.corpus))
             self.step = self.durable_step = selection.manifest.step
-            self._started_at_s -= selection.manifest.elapsed_s
         if self.reporter:
             ready = Ready(
                 resumed_step=self.step,
@@ -192,13 +191,11 @@ class Trainer:
     def _totals(self, local_loss: float) -> list[float]:
         """Sum over all ranks: loss, squared gradient norm, requests to stop, time over. One reduction per step."""
         counts_loss = self.layout.computes_loss and self.layout.at.tp == 0
-        limit_s = self.spec.stop.time_limit_s
-        is_time_over = limit_s is not None and self.ranks.rank == 0 and self._elapsed_s() >= limit_s
         parts = [
             local_loss if counts_loss else 0.0,
             squared_norm(self.parameters),
             float(self.stop.is_set),
-            float(is_time_over),
+            float(self._is_time_over()),
         ]
         totals = torch.tensor(parts, dtype=torch.float64, device=self.layout.device)
         dist.all_reduce(totals)
@@ -230,8 +227,10 @@ class Trainer:
             return f"time limit: {self.spec.stop.time_limit_s:g} s"
         return None
 
-    def _elapsed_s(self) -> float:
-        return self.clock() - self._started_at_s
+    def _is_time_over(self) -> bool:
+        """Return whether rank 0's clock, the one that counts, says that the job's time is used up."""
+        limit_s = self.launch.time_left_s
+        return limit_s is not None and self.ranks.rank == 0 and self.clock() - self._started_at_s >= limit_s
 
     def _save(self) -> bool:
         """Save unless this step is durable already; a failure is reported and training goes on."""
@@ -267,7 +266,6 @@ class Trainer:
             torch_version=torch.__version__,
             fingerprint=fingerprint(self.train, self.corpus),
             samples_consumed=self.step * self.train.global_batch,
-            elapsed_s=self._elapsed_s(),
             parameters=parameter_names(self.train.model),
             optimizer_state=tuple(state_keys),
             files={},
@@ -304,5 +302,5 @@ def fingerprint(train: TrainSpec, corpus: Corpus) -> Mapping[str, str]:
         "sample_count": str(corpus.sample_count),
         "global_batch": str(train.global_batch),
         "seed": str(train.seed),
-        "optimizer": train.optimizer.name,
+        "optimizer": train.optimizer.name + (" with momentum" if train.optimizer.momentum else ""),
     }
