@@ -1,0 +1,457 @@
+"""Hypothesis strategies for domain values, wide enough to hold every optional field both set and unset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from arena.domain.allocation import Allocation, GpuGroup, GroupPart, NodeShare
+from arena.domain.cluster import Device, NodeInfo, NodeState
+from arena.domain.events import EndedAttempt, HeldAttempt, NodeRegistered
+from arena.domain.grid import Estimate
+from arena.domain.job import JobKind, JobSpec, ModelFamily
+from arena.domain.launch import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Finished,
+    Finishing,
+    Launch,
+    Ready,
+    StepPoint,
+    Stopped,
+    WorkerError,
+)
+from arena.domain.launch import (
+    Progress as StepReport,
+)
+from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, Stage
+from arena.domain.reason import Reason, ReasonCode
+from arena.domain.records import (
+    AttemptRecord,
+    AttemptState,
+    AttemptTransition,
+    Drain,
+    EndKind,
+    EntryKind,
+    HistoryEntry,
+    JobRecord,
+    JobState,
+    NodeEnd,
+    NodeRecord,
+    Progress,
+    Target,
+    Wish,
+)
+from arena.rpc.views import GpuCounts, StatusView, job_view
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn", "Z"]), min_size=1, max_size=8)
+counts = st.integers(1, 2**31)
+small = st.integers(1, 8)
+naturals = st.integers(0, 2**31)
+longs = st.integers(1, 2**53)
+positive = st.floats(1e-12, 1e12)
+instants = st.floats(0, 1e10)
+shares = st.floats(0, 1, exclude_max=True)
+
+
+def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """The strategy's values and None."""
+    return st.none() | strategy
+
+
+@st.composite
+def model_fields(draw: st.DrawFn) -> dict[str, Any]:
+    """Fields of a model whose widths divide."""
+    kv_heads, group, half = draw(small), draw(small), draw(small)
+    heads = kv_heads * group
+    return {
+        "family": draw(st.sampled_from(ModelFamily)),
+        "layers": draw(counts),
+        "hidden": heads * half * 2,
+        "heads": heads,
+        "kv_heads": draw(st.sampled_from([None, kv_heads])),
+        "ffn_hidden": draw(maybe(counts)),
+        "vocab_size": draw(counts),
+        "seq_len": draw(counts),
+        "tied_embeddings": draw(st.booleans()),
+        "rope_theta": draw(positive),
+        "norm_eps": draw(positive),
+    }
+
+
+data_fields = st.fixed_dictionaries(
+    {
+        "source": st.sampled_from(["builtin", "text", "tokens"]),
+        "path": words,
+        "token_dtype": st.sampled_from(["uint16", "uint32"]),
+    }
+) | st.just({"source": "builtin"})
+schedule_fields = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(["constant", "linear", "cosine"]),
+        "warmup_steps": naturals,
+        "decay_steps": counts,
+        "floor_ratio": shares,
+    }
+) | st.just({"kind": "constant"})
+optimizer_fields = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["adamw", "sgd"]),
+        "lr": positive,
+        "beta1": shares,
+        "beta2": shares,
+        "eps": positive,
+        "weight_decay": shares,
+        "momentum": shares,
+        "clip_norm": maybe(positive),
+        "schedule": schedule_fields,
+    }
+)
+train_fields = st.fixed_dictionaries(
+    {
+        "model": model_fields(),
+        "data": data_fields,
+        "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+        "global_batch": counts,
+        "optimizer": optimizer_fields,
+        "seed": st.integers(0, 2**31 - 1),
+    }
+)
+command_fields = st.fixed_dictionaries(
+    {
+        "argv": st.lists(texts, min_size=1, max_size=4),
+        "cwd": maybe(texts),
+        "env": st.dictionaries(words, texts, max_size=3),
+        "processes_per_gpu": st.sampled_from([0, 1]),
+    }
+)
+common_fields = {
+    "name": words,
+    "user": maybe(words),
+    "project": words,
+    "priority": st.integers(-1000, 1000),
+    "weight": positive,
+    "deadline_s": maybe(positive),
+    "budget_usd": maybe(positive),
+    "preemptible": st.booleans(),
+    "stop": st.fixed_dictionaries(
+        {"steps": maybe(longs), "tokens": maybe(longs), "loss": maybe(positive), "time_limit_s": maybe(positive)}
+    ),
+    "parallel": st.fixed_dictionaries(
+        {
+            "plan": maybe(texts),
+            "dp_max": maybe(counts),
+            "tp_max": maybe(counts),
+            "pp_max": maybe(counts),
+            "micro_batch_max": maybe(counts),
+            "zero": st.lists(st.integers(0, 3), max_size=4),
+            "schedules": st.lists(st.sampled_from(["1f1b", "interleaved", "gpipe"]), max_size=3),
+        }
+    ),
+    "checkpoint": st.fixed_dictionaries({"dir": maybe(texts), "interval_steps": counts, "keep": st.integers(2, 2**31)}),
+    "output_dir": maybe(texts),
+    "grace_s": positive,
+    "stall_timeout_s": maybe(positive),
+    "retry": st.fixed_dictionaries({"launch_failures_max": counts, "restarts_max": maybe(naturals)}),
+}
+gpu_extras = {"types": st.lists(words, max_size=2), "nodes_max": maybe(counts), "same_zone": st.booleans()}
+fixed_gpus = st.fixed_dictionaries({"count": counts, **gpu_extras})
+ranged_gpus = st.fixed_dictionaries({"min": maybe(st.just(1)), "max": maybe(counts), **gpu_extras})
+
+
+def _spec(fields: dict[str, Any]) -> JobSpec:
+    return JobSpec.model_validate(fields)
+
+
+specs: st.SearchStrategy[JobSpec] = st.one_of(
+    st.fixed_dictionaries(
+        {**common_fields, "train": train_fields, "gpus": ranged_gpus | fixed_gpus, "kind": st.just(JobKind.MALLEABLE)}
+    ),
+    st.fixed_dictionaries(
+        {
+            **common_fields,
+            "train": train_fields,
+            "gpus": fixed_gpus,
+            "kind": st.sampled_from([JobKind.RIGID, JobKind.MOLDABLE]),
+        }
+    ),
+    st.fixed_dictionaries(
+        {**common_fields, "command": command_fields, "gpus": fixed_gpus, "kind": st.just(JobKind.RIGID)}
+    ),
+).map(_spec)
+
+replicas = st.builds(Replica, tp=small, gpu_type=maybe(words), zone=maybe(words), micro_batch_count=maybe(counts))
+stages = st.builds(Stage, layer_count=counts, replicas=st.lists(replicas, min_size=1, max_size=3).map(tuple))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ParallelPlan:
+    """Plans of the general form."""
+    schedule = draw(st.sampled_from(Schedule))
+    return ParallelPlan(
+        stages=tuple(draw(st.lists(stages, min_size=1, max_size=3))),
+        micro_batch_size=draw(counts),
+        schedule=schedule,
+        virtual_stage_count=draw(st.integers(2, 8)) if schedule is Schedule.INTERLEAVED else 1,
+        zero=draw(st.integers(0, 3)),
+        recompute=draw(st.sampled_from(Recompute)),
+        expert_parallel=draw(small),
+        sequence_parallel=draw(st.booleans()),
+    )
+
+
+node_counts = st.lists(small, min_size=1, max_size=3).map(lambda sizes: tuple(sorted(sizes, reverse=True)))
+groups = st.builds(
+    GpuGroup,
+    parts=st.lists(
+        st.builds(GroupPart, gpu_type=words, node_counts=node_counts, zone=maybe(words)), min_size=1, max_size=3
+    ).map(tuple),
+)
+allocations = st.builds(
+    Allocation,
+    shares=st.lists(
+        st.builds(NodeShare, node_id=words, device_ids=st.lists(words, max_size=3).map(tuple)), max_size=3
+    ).map(tuple),
+)
+estimates = st.builds(
+    Estimate,
+    iter_time_s=positive,
+    memory_bytes_by_stage=st.lists(longs, max_size=3).map(tuple),
+    breakdown_s=st.dictionaries(words, positive, max_size=3),
+    relative_error=shares,
+    usd_per_step=shares,
+)
+reasons = st.builds(
+    Reason,
+    code=st.sampled_from(ReasonCode),
+    numbers=st.dictionaries(words, st.floats(-1e9, 1e9), max_size=3),
+    names=st.dictionaries(words, texts, max_size=3) | st.just({"error": "Traceback"}),
+)
+targets = st.builds(
+    Target,
+    group=groups,
+    plan=maybe(plans()),
+    estimate=maybe(estimates),
+    allocation=allocations,
+    decided_at_s=instants,
+    decision_index=longs,
+    cause=reasons,
+)
+progresses = st.builds(
+    Progress,
+    step=naturals,
+    loss=maybe(positive),
+    step_time_s=maybe(positive),
+    tokens_per_s=maybe(positive),
+    durable_step=naturals,
+    durable_at_s=maybe(instants),
+    reported_at_s=maybe(instants),
+    lost_steps=naturals,
+    stalled_since_s=maybe(instants),
+)
+node_ends = st.builds(
+    NodeEnd,
+    node_id=words,
+    kind=st.sampled_from(EndKind),
+    exit_codes=st.dictionaries(st.integers(0, 2**20), st.integers(-64, 255), max_size=3),
+    error_code=texts,
+    message=texts,
+    log_tail=texts,
+    dirty=st.dictionaries(words, texts, max_size=2),
+)
+attempts = st.builds(
+    AttemptRecord,
+    attempt_id=words,
+    job_id=words,
+    epoch=counts,
+    plan=maybe(plans()),
+    group=groups,
+    estimate=maybe(estimates),
+    allocation=allocations,
+    master_addr=words,
+    master_port=small,
+    cause=reasons,
+    decision_index=longs,
+    decided_at_s=instants,
+    launched_at_s=instants,
+    state=st.sampled_from(AttemptState),
+    transition=st.sampled_from(AttemptTransition),
+    ends=st.lists(node_ends, max_size=2).map(tuple),
+    started_at_s=maybe(instants),
+    ready_at_s=maybe(instants),
+    first_step_at_s=maybe(instants),
+    stop_requested_at_s=maybe(instants),
+    stop_mode=st.sampled_from(["", "save", "kill"]),
+    stop_cause=maybe(reasons),
+    stopped_at_s=maybe(instants),
+    ended_at_s=maybe(instants),
+    resumed_step=maybe(naturals),
+    last_step=naturals,
+    durable_step=naturals,
+    rendezvous_s=maybe(positive),
+    load_s=maybe(positive),
+    save_s=maybe(positive),
+    outcome=maybe(st.sampled_from(EndKind)),
+    error=texts,
+)
+jobs = st.builds(
+    JobRecord,
+    job_id=words,
+    spec=specs,
+    user=words,
+    request_id=words,
+    submitted_at_s=instants,
+    state=st.sampled_from(JobState),
+    wish=st.sampled_from(Wish),
+    epoch=naturals,
+    attempt_id=maybe(words),
+    target=maybe(targets),
+    reasons=st.lists(reasons, max_size=2).map(tuple),
+    evaluated_at_s=maybe(instants),
+    progress=progresses,
+    launch_failure_count=naturals,
+    restart_count=naturals,
+    preemption_count=naturals,
+    reconfiguration_count=naturals,
+    not_before_s=instants,
+    first_started_at_s=maybe(instants),
+    changed_at_s=instants,
+    ended_at_s=maybe(instants),
+    run_time_s=instants,
+    gpu_seconds=instants,
+    result=texts,
+    error=texts,
+)
+devices = st.builds(Device, device_id=words, index=naturals, dirty=maybe(texts))
+node_infos = st.builds(
+    NodeInfo,
+    node_id=words,
+    incarnation=words,
+    gpu_type=words,
+    devices=st.lists(devices, max_size=3).map(tuple),
+    address=words,
+    port_low=naturals,
+    port_high=naturals,
+    zone=words,
+    region=words,
+    labels=st.dictionaries(words, texts, max_size=2),
+    memory_bytes=longs,
+    agent_version=texts,
+    visible_places=st.dictionaries(words, texts, max_size=2),
+    problem=maybe(texts),
+    clock_skew_s=st.integers(-1000, 1000).map(float),
+)
+nodes = st.builds(
+    NodeRecord,
+    node_id=words,
+    info=node_infos,
+    state=st.sampled_from(NodeState),
+    state_cause=texts,
+    drain=maybe(st.builds(Drain, by=words, at_s=instants, why=texts)),
+    disconnected_at_s=maybe(instants),
+    launch_failure_count=naturals,
+)
+entries = st.builds(
+    HistoryEntry,
+    index=longs,
+    at_s=instants,
+    kind=st.sampled_from(EntryKind),
+    message=texts,
+    job_id=maybe(words),
+    attempt_id=maybe(words),
+    node_id=maybe(words),
+    data=st.dictionaries(words, st.booleans() | longs | positive | texts | st.lists(longs, max_size=2), max_size=3),
+)
+statuses = st.builds(
+    StatusView,
+    scheduler_version=words,
+    policy=words,
+    now_s=instants,
+    started_at_s=instants,
+    read_only_cause=maybe(texts),
+    gpus=st.lists(
+        st.builds(
+            GpuCounts, gpu_type=words, total=small, free=small, used=small, draining=small, dirty=small, down=small
+        ),
+        max_size=2,
+    ).map(tuple),
+    job_count_by_state=st.dictionaries(st.sampled_from(JobState), naturals),
+    node_count_by_state=st.dictionaries(st.sampled_from(NodeState), naturals),
+    active_jobs=st.lists(jobs.map(lambda job: job_view(job, None, private=False)), max_size=1).map(tuple),
+    waiting_jobs=st.lists(jobs.map(lambda job: job_view(job, None, private=True)), max_size=1).map(tuple),
+    decision_index=naturals,
+    decided_at_s=maybe(instants),
+    decision_time_s=instants,
+    warnings=st.lists(texts, max_size=2).map(tuple),
+)
+launches = st.builds(
+    Launch,
+    attempt_id=words,
+    job_id=words,
+    epoch=counts,
+    spec=specs,
+    plan=maybe(plans()),
+    node_ranks=st.lists(naturals, max_size=3).map(tuple),
+    node_index=naturals,
+    node_count=counts,
+    world_size=counts,
+    device_ids=st.lists(words, max_size=3).map(tuple),
+    gpu_type=words,
+    master_addr=words,
+    master_port=naturals,
+    checkpoint_dir=texts,
+    output_dir=texts,
+    time_left_s=maybe(positive),
+)
+step_points = st.builds(StepPoint, step=naturals, loss=positive, step_time_s=positive, tokens_per_s=positive)
+reports = st.one_of(
+    st.builds(
+        Ready,
+        resumed_step=naturals,
+        checkpoint=maybe(texts),
+        skipped=st.dictionaries(words, texts, max_size=2),
+        rendezvous_s=positive,
+        load_s=positive,
+    ),
+    st.builds(StepReport, points=st.lists(step_points, max_size=3).map(tuple)),
+    st.builds(CheckpointSaved, step=naturals, name=texts, size_bytes=longs, save_s=positive),
+    st.builds(CheckpointFailed, step=naturals, error=texts),
+    st.builds(Stopped, step=naturals, durable_step=naturals),
+    st.builds(Finishing, step=naturals, condition=texts),
+    st.builds(Finished, step=naturals, loss=maybe(positive), output=maybe(texts)),
+    st.builds(
+        WorkerError,
+        code=st.sampled_from(["config", "oom", "checkpoint", "data", "port", "crash"]),
+        rank=naturals,
+        message=texts,
+    ),
+)
+
+
+@st.composite
+def registrations(draw: st.DrawFn) -> NodeRegistered:
+    """Registrations whose ends name the node itself."""
+    info = draw(node_infos)
+    ends = draw(st.lists(st.tuples(words, node_ends), max_size=2))
+    held = st.builds(HeldAttempt, attempt_id=words, started=st.booleans())
+    return NodeRegistered(
+        info=info,
+        held=tuple(draw(st.lists(held, max_size=2))),
+        ended=tuple(
+            EndedAttempt(
+                attempt_id=attempt_id,
+                end=NodeEnd(
+                    node_id=info.node_id,
+                    kind=end.kind,
+                    exit_codes=end.exit_codes,
+                    error_code=end.error_code,
+                    message=end.message,
+                    log_tail=end.log_tail,
+                    dirty=end.dirty,
+                ),
+            )
+            for attempt_id, end in ends
+        ),
+    )
