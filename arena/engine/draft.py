@@ -223,21 +223,18 @@ class Draft:
         """Recompute what a node has to give: clean, not held, not reserved, and only if the node is usable."""
         state = self._state
         node = state.nodes[node_id]
-        free = (
-            tuple(
-                (device.index, device.device_id)
-                for device in node.info.devices
-                if device.dirty is None
-                and device.device_id not in state.holders
-                and device.device_id not in state.reserved
-            )
-            if node.is_usable
-            else ()
+        clean = tuple(
+            (device.index, device.device_id)
+            for device in (node.info.devices if node.is_usable else ())
+            if device.dirty is None
         )
-        room = state.capacity.rooms.get(node_id)
-        if (room.free if room else ()) == free:
-            return
-        self._state = replace(state, capacity=state.capacity.with_node(node_id, pool_of(node), free), decision_due=True)
+        free = tuple(item for item in clean if item[1] not in state.holders and item[1] not in state.reserved)
+        capacity = state.capacity.with_devices(node_id, pool_of(node), clean)
+        room = capacity.rooms.get(node_id)
+        if (room.free if room else ()) != free:
+            capacity = capacity.with_node(node_id, pool_of(node), free)
+        if capacity is not state.capacity:
+            self._state = replace(state, capacity=capacity, decision_due=True)
 
     def hold(self, attempt: AttemptRecord) -> None:
         """Give an attempt its devices.

@@ -1,0 +1,120 @@
+"""A simulated run: the engine, modelled agents and a list of things that happen. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from arena.domain.events import Event, NodeDisconnected, Tick
+from arena.domain.grid import GridSource
+from arena.domain.job import JobId
+from arena.domain.records import JobRecord
+from arena.engine.config import EngineConfig
+from arena.engine.engine import Engine
+from arena.engine.invariants import violations
+from arena.engine.ports import Restored, Step
+from arena.errors import InternalError
+from arena.policies.base import Policy
+from arena.sim.kernel import Kernel
+from arena.sim.world import SimCosts, SimWorld
+
+
+@dataclass(slots=True, kw_only=True)
+class Simulation:
+    """The production engine on a virtual clock.
+
+    Args:
+        policy: Under test.
+        grids: Where performance grids come from.
+        costs: Durations of the modelled agents.
+        config: The engine's deadlines and budgets.
+        check: Examine every state for broken invariants; slower.
+    """
+
+    policy: Policy
+    grids: GridSource
+    costs: SimCosts = field(default_factory=SimCosts)
+    config: EngineConfig = field(default_factory=lambda: EngineConfig(shape_settle_s=0.0))
+    check: bool = False
+    kernel: Kernel[Event] = field(default_factory=Kernel)
+    steps: list[Step] = field(default_factory=list)
+    ended: dict[JobId, JobRecord] = field(default_factory=dict)
+    engine: Engine = field(init=False)
+    world: SimWorld = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = Engine(self.policy, self.config)
+        self.world = SimWorld(self.kernel, self.grids, self.costs)
+
+    def at(self, at_s: float, event: Event) -> None:
+        """Have something happen."""
+        self.kernel.push(at_s, event)
+
+    def run(self, *, until_s: float = float("inf"), events_max: int = 10_000_000) -> None:
+        """Go on until nothing is left to happen, or until an instant.
+
+        Raises:
+            InternalError: An invariant broke, or the run did not come to an end within ``events_max`` events.
+        """
+        for _ in range(events_max):
+            event = self._next(until_s)
+            if event is None:
+                return
+            self.handle(event)
+        raise InternalError(f"the simulation did not end within {events_max} events")
+
+    def _next(self, until_s: float) -> Event | None:
+        event_at_s, wakeup_s = self.kernel.peek_s(), self.engine.next_wakeup_s
+        if not self.engine.state.jobs and event_at_s is None:
+            return None  # only periodic looks at an empty cluster are left
+        at_s = min((instant for instant in (event_at_s, wakeup_s) if instant is not None), default=None)
+        if at_s is None or at_s > until_s:
+            return None
+        if event_at_s is None or (wakeup_s is not None and wakeup_s < event_at_s):
+            self.kernel.now_s = max(self.kernel.now_s, at_s)
+            return Tick()
+        return self.kernel.pop()
+
+    def handle(self, event: Event) -> Step:
+        """Handle one event at the present instant and carry out what follows from it."""
+        if isinstance(event, NodeDisconnected):
+            self.world.lose_node(event.node_id)
+        step = self.engine.handle(event, self.kernel.now_s)
+        self.steps.append(step)
+        self.ended.update({job.job_id: job for job in step.jobs if job.state.is_terminal})
+        if self.check and (broken := violations(self.engine.state)):
+            raise InternalError(f"after {event.kind} at {self.kernel.now_s:.3f} s: {'; '.join(broken)}")
+        for command in step.commands:
+            self.world.send(command)
+        return step
+
+    def inputs(self) -> Iterable[tuple[float, Event]]:
+        """Yield the log of inputs, from which the run can be replayed."""
+        return ((step.at_s, step.event) for step in self.steps)
+
+
+def restored_from(steps: Iterable[Step]) -> Restored:
+    """Return what a store would give back after these steps."""
+    jobs: dict[str, JobRecord] = {}
+    attempts, nodes, grids = {}, {}, {}
+    history_index = decision_index = 0
+    last_at_s = 0.0
+    for step in steps:
+        jobs.update({job.job_id: job for job in step.jobs})
+        attempts.update({attempt.attempt_id: attempt for attempt in step.attempts})
+        nodes.update({node.node_id: node for node in step.nodes})
+        if step.event.kind == "grid_built":
+            grids[step.event.job_id] = (step.event.shape, step.event.grid)
+        history_index = max([history_index, *(entry.index for entry in step.history)])
+        decision_index = max(decision_index, step.decision_index)
+        last_at_s = step.at_s
+    live_jobs = {name: job for name, job in jobs.items() if not job.state.is_terminal}
+    return Restored(
+        jobs=tuple(live_jobs.values()),
+        attempts=tuple(attempt for attempt in attempts.values() if attempt.is_live),
+        nodes=tuple(nodes.values()),
+        grids={job_id: pair for job_id, pair in grids.items() if job_id in live_jobs},
+        history_index=history_index,
+        decision_index=decision_index,
+        last_at_s=last_at_s,
+    )
