@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -186,7 +187,10 @@ def read_whole(directory: Path, *, prefix: str = "") -> dict[str, Tensor]:
         for name, entry in sorted(reader.read_metadata().state_dict_metadata.items())
         if isinstance(entry, TensorStorageMetadata) and name.startswith(prefix)
     }
-    load(state, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        # torch says that it assumes a single process; one is what is meant.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        load(state, storage_reader=reader, no_dist=True)
     return state
 
 

@@ -1,0 +1,89 @@
+"""What forked ranks run in tests: the worker itself, with its data and its state made visible."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from arena.domain.job import TrainSpec
+from arena_agent.worker.checkpoint import training_state
+from arena_agent.worker.data import Corpus, open_corpus
+from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
+from arena_agent.worker.train import StopRequest, Trainer
+
+SMALL_DISK_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingCorpus:
+    """Writes down which samples are read, one line a step."""
+
+    inner: Corpus
+    path: Path
+
+    @property
+    def sample_count(self) -> int:
+        return self.inner.sample_count
+
+    @property
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint
+
+    def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
+        with self.path.open("a") as file:
+            file.write(json.dumps(list(ids)) + "\n")
+        return self.inner.samples(ids)
+
+
+def recording(environ: Mapping[str, str]) -> Callable[[TrainSpec], Corpus]:
+    path = Path(environ["ARENA_REPORT"]).parent / f"samples-{environ['RANK']}.jsonl"
+    return lambda train: RecordingCorpus(inner=open_corpus(train), path=path)
+
+
+def run_recorded(environ: Mapping[str, str]) -> int:
+    """Run a rank, noting its samples, and digests of the whole state after loading and at the end."""
+    stop = StopRequest()
+    stop.install()
+    trainer = build_trainer(RankEnvironment.read(environ), stop, recording(environ))
+    trainer.prepare(rendezvous_s=0.0)
+    write_digests(trainer, environ, "start")
+    trainer.run()
+    write_digests(trainer, environ, "end")
+    dist.destroy_process_group()
+    return 0
+
+
+def run_with_small_disk(environ: Mapping[str, str]) -> int:
+    """Run a rank whose large writes fail from SIGUSR1 on, and succeed again from SIGUSR2 on."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    for number, limit in ((signal.SIGUSR1, SMALL_DISK_BYTES), (signal.SIGUSR2, hard)):
+        signal.signal(number, lambda *_, limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard)))
+    return run_rank(environ)
+
+
+def write_digests(trainer: Trainer, environ: Mapping[str, str], moment: str) -> None:
+    state = training_state(trainer.parameters, trainer.optimizer)
+    digests = {name: digest(tensor) for name, tensor in state.items()}
+    path = Path(environ["ARENA_REPORT"]).parent / f"state-{moment}-{os.environ['RANK']}.json"
+    path.write_text(json.dumps(digests))
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor in logical order, gathered from the ranks that share it."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    content = whole.detach().to(torch.float32).contiguous().numpy().tobytes()
+    return hashlib.sha256(content).hexdigest()
