@@ -1,0 +1,110 @@
+"""The planner as a source of grids. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from arena.domain.allocation import GpuGroup
+from arena.domain.cluster import ClusterShape, GpuType
+from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimate
+from arena.domain.job import JobSpec
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.planner.capability import Capability, WorkerCapability
+from arena.planner.groups import counts_between, groups_of, node_sizes
+from arena.planner.hardware import catalog
+from arena.planner.search import Search
+
+PLANNER_VERSION = "roofline-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerGridSource:
+    """Makes grids from the cost model.
+
+    Args:
+        version: Recorded with each grid.
+        gpu_types: Hardware catalog.
+        capability: What the worker runs.
+    """
+
+    version: str = PLANNER_VERSION
+    gpu_types: Mapping[str, GpuType] = field(default_factory=catalog)
+    capability: Capability = field(default_factory=WorkerCapability)
+
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        """Return the job's grid on a cluster of this shape; pure and deterministic.
+
+        Raises:
+            SpecError: The job pins a plan that cannot be read.
+        """
+        cells: list[Cell] = []
+        infeasible: list[InfeasibleGroup] = []
+        search = self._search(spec)
+        for group in self._groups(spec, shape, search):
+            found = self._cell(spec, search, group)
+            if isinstance(found, Reason):
+                infeasible.append(InfeasibleGroup(group=group, reason=found))
+            else:
+                cells.append(found)
+        if not cells and not infeasible:
+            infeasible.extend(_nowhere(spec, shape, _count_min(spec, search)))
+        cells.sort(key=_cell_order)
+        infeasible.sort(key=lambda item: (item.group.gpu_count, item.group))
+        return Grid(cells=tuple(cells), infeasible=tuple(infeasible), source=self.version)
+
+    def _search(self, spec: JobSpec) -> Search | None:
+        if spec.train is None:
+            return None
+        return Search(train=spec.train, limits=spec.parallel, capability=self.capability)
+
+    def _groups(self, spec: JobSpec, shape: ClusterShape, search: Search | None) -> Iterator[GpuGroup]:
+        for gpu_type in _types(spec, shape):
+            zones = node_sizes(shape, gpu_type)
+            largest = max(sum(sizes) for sizes in zones)
+            first = _count_min(spec, search)
+            last = min(largest, _count_max(spec, search) or largest)
+            counts = counts_between(first, last, zones[0][0]) if first <= last else []
+            # A command is not told how its ranks are spread, so it is kept together.
+            yield from groups_of(shape, gpu_type, counts, nodes_max=spec.gpus.nodes_max, spread=search is not None)
+
+    def _cell(self, spec: JobSpec, search: Search | None, group: GpuGroup) -> Cell | Reason:
+        if search is None:
+            return Cell(group=group, best=PlanEstimate(plan=None, estimate=Estimate(iter_time_s=1.0)))
+        name = group.parts[0].gpu_type
+        gpu_type = self.gpu_types.get(name)
+        if gpu_type is None:
+            known = ", ".join(sorted(self.gpu_types))
+            return reason(ReasonCode.UNSUPPORTED, detail=f"GPU type {name} is not in the catalog ({known})")
+        return search.best_cell(gpu_type, group)
+
+
+def _cell_order(cell: Cell) -> tuple[int, float, int, GpuGroup]:
+    """Fewest GPUs, then fastest, then fewest nodes, then by name."""
+    return cell.group.gpu_count, cell.best.estimate.iter_time_s, cell.group.node_count, cell.group
+
+
+def _types(spec: JobSpec, shape: ClusterShape) -> list[str]:
+    present = {pool.gpu_type for pool in shape.pools if pool.node_count and pool.gpus_per_node}
+    return sorted(present & set(spec.gpus.types) if spec.gpus.types else present)
+
+
+def _count_min(spec: JobSpec, search: Search | None) -> int:
+    return search.pinned_plan().gpu_count if search and spec.parallel.plan else spec.gpus.count_min
+
+
+def _count_max(spec: JobSpec, search: Search | None) -> int | None:
+    return search.pinned_plan().gpu_count if search and spec.parallel.plan else spec.gpus.count_max
+
+
+def _nowhere(spec: JobSpec, shape: ClusterShape, needed: int) -> Iterator[InfeasibleGroup]:
+    """Say why there is no group at all: the type is absent, or the cluster is too small."""
+    totals = shape.gpu_count_by_type
+    for gpu_type in sorted(spec.gpus.types) or sorted(totals):
+        largest = max((sum(sizes) for sizes in node_sizes(shape, gpu_type)), default=0)
+        if largest:
+            told = reason(ReasonCode.EXCEEDS_CLUSTER, needed=needed, largest=largest)
+        else:
+            have = ", ".join(sorted(totals)) or "no nodes"
+            told = reason(ReasonCode.UNSUPPORTED, detail=f"no {gpu_type} GPUs in this cluster ({have})")
+        yield InfeasibleGroup(group=GpuGroup.of(gpu_type, [needed]), reason=told)
