@@ -1,1 +1,1 @@
-"""gRPC services: translate requests to events and records to replies."""
+"""The gRPC services: thin, they check, translate and ask."""

@@ -1,1 +1,1 @@
-"""The durable state: the only place that speaks SQL."""
+"""Durable state: SQLite through SQLAlchemy, one writer, many readers."""

@@ -1,0 +1,329 @@
+"""The scheduler process: the one place that builds things and puts them together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
+
+from arena.domain.events import SchedulerStarted
+from arena.domain.grid import GridSource
+from arena.engine.config import EngineConfig
+from arena.engine.engine import Engine
+from arena.errors import AlreadyRunningError, UserError
+from arena.planner.source import PlannerGridSource
+from arena.policies.base import Policy
+from arena.policies.registry import make_policy
+from arena.rpc.v1 import admin_service_pb2_grpc, agent_service_pb2_grpc, job_service_pb2_grpc
+from arena.rpc.version import software_version
+from arena_scheduler.access import Access
+from arena_scheduler.clock import AwakeClock, LiveClock
+from arena_scheduler.cluster_view import ClusterView
+from arena_scheduler.config import SchedulerConfig
+from arena_scheduler.grids import GridCache
+from arena_scheduler.inbox import Inbox
+from arena_scheduler.log_relay import LogRelay
+from arena_scheduler.loop import Driver
+from arena_scheduler.reading import LiveStore
+from arena_scheduler.services.admin import AdminService
+from arena_scheduler.services.agents import AgentService
+from arena_scheduler.services.jobs import JobService
+from arena_scheduler.services.streams import EventStreams, LogStreams, StreamSlots
+from arena_scheduler.sessions import Sessions
+from arena_scheduler.store.writes import SqliteStore
+from arena_scheduler.submission import Submission
+from arena_scheduler.world import LiveWorld
+
+_log = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 0.25
+STOP_GRACE_S = 0.5
+MESSAGE_BYTES_MAX = 16 * 1024 * 1024
+SILENT_HEARTBEATS = 2.5
+_SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # Both sides say explicitly what they allow, so that neither takes the other's pings for an attack.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Parts:
+    """What a running scheduler consists of."""
+
+    config: SchedulerConfig
+    store: LiveStore
+    clock: LiveClock
+    awake: AwakeClock
+    inbox: Inbox
+    sessions: Sessions
+    grids: GridCache
+    world: LiveWorld
+    driver: Driver
+    relay: LogRelay
+    view: ClusterView
+    policy: Policy
+
+
+class RunningScheduler:
+    """A scheduler that serves; ``stop`` ends it and leaves the jobs running."""
+
+    def __init__(self, parts: _Parts, server: grpc.aio.Server, tasks: list[asyncio.Task[None]], port: int) -> None:
+        self._parts = parts
+        self._server = server
+        self._tasks = tasks
+        self.host = parts.config.host
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def driver(self) -> Driver:
+        """The loop, for its counters."""
+        return self._parts.driver
+
+    async def wait_for_fault(self) -> None:
+        """Return when a task of the scheduler ended, which none does by itself; raise what ended it."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        """Close the port, finish the batch in hand, close the store."""
+        parts = self._parts
+        for session in parts.sessions:
+            session.close("the scheduler is stopping")
+        await self._server.stop(STOP_GRACE_S)
+        parts.driver.stop()
+        watch, loop = self._tasks
+        watch.cancel()
+        await asyncio.gather(watch, loop, return_exceptions=True)
+        parts.world.close()
+        parts.grids.close()
+        _close_store(parts.store)
+
+
+def _close_store(store: LiveStore) -> None:
+    if isinstance(store, SqliteStore):
+        store.close()
+
+
+async def start(
+    config: SchedulerConfig, *, source: GridSource | None = None, store: LiveStore | None = None
+) -> RunningScheduler:
+    """Start a scheduler: recover its state, then open the port.
+
+    Args:
+        config: Settings.
+        source: Makes grids; the planner by default.
+        store: Where state lives; the database of the configuration by default.
+
+    Raises:
+        UserError: The configuration asks for what is not allowed.
+        AlreadyRunningError: The port or the database is in use.
+        UnavailableError: The database cannot be used.
+    """
+    access = Access.from_file(config.tokens)
+    credentials = _credentials(config)
+    policy = make_policy(config.policy, dict(config.policy_options))
+    live_store = store or SqliteStore.open(config.db)
+    try:
+        parts = _build(config, live_store, policy, source or PlannerGridSource())
+        tasks = [asyncio.create_task(_watch(parts)), asyncio.create_task(parts.driver.run())]
+        try:
+            await parts.inbox.request(_started_event(policy))
+            server, port = await _open_port(config, _server(parts, access), credentials)
+        except BaseException:
+            parts.driver.stop()
+            tasks[0].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+    except BaseException:
+        _close_store(live_store)
+        raise
+    running = RunningScheduler(parts, server, tasks, port)
+    _write_address(config.address_file, running.address)
+    _log.info("serving on %s with policy %s", running.address, policy.name)
+    return running
+
+
+def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: GridSource) -> _Parts:
+    restored = store.load()
+    clock = LiveClock(restored.last_at_s)
+    awake = AwakeClock(catch_up_s_max=config.node_grace_s)
+    inbox = Inbox()
+    sessions = Sessions(awake, silence_s_max=SILENT_HEARTBEATS * config.heartbeat_interval_s)
+    grids = GridCache(source, time.monotonic)  # noqa: TID251 - handed on, not read here
+    world = LiveWorld(
+        sessions=sessions,
+        grids=grids,
+        inbox=inbox,
+        heartbeat_interval_s=config.heartbeat_interval_s,
+        node_grace_s=config.node_grace_s,
+    )
+    engine = Engine(policy, _engine_config(config), restored)
+    driver = Driver(
+        brain=engine,
+        store=store,
+        world=world,
+        inbox=inbox,
+        clock=clock,
+        awake=awake,
+        drop_node=sessions.drop,
+    )
+    view = ClusterView(
+        driver=driver,
+        now_s=clock.now_s,
+        scheduler_version=software_version(),
+        policy=policy.name,
+        warnings=store.warnings,
+    )
+    return _Parts(
+        config=config,
+        store=store,
+        clock=clock,
+        awake=awake,
+        inbox=inbox,
+        sessions=sessions,
+        grids=grids,
+        world=world,
+        driver=driver,
+        relay=LogRelay(sessions),
+        view=view,
+        policy=policy,
+    )
+
+
+def _engine_config(config: SchedulerConfig) -> EngineConfig:
+    return EngineConfig(
+        checkpoint_root=config.checkpoint_root,
+        output_root=config.output_root,
+        node_grace_s=config.node_grace_s,
+        launch_deadline_s=config.launch_deadline_s,
+    )
+
+
+def _started_event(policy: Policy) -> SchedulerStarted:
+    return SchedulerStarted(scheduler_version=software_version(), policy=policy.name, policy_version=policy.version)
+
+
+def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    reader = parts.store.reader
+    slots = StreamSlots()
+    submission = Submission(store=parts.store, inbox=parts.inbox, grids=parts.grids, view=parts.view)
+    jobs = JobService(
+        access=access,
+        reader=reader,
+        view=parts.view,
+        inbox=parts.inbox,
+        submission=submission,
+        events=EventStreams(driver=parts.driver, reader=reader, view=parts.view, slots=slots),
+        logs=LogStreams(reader=reader, relay=parts.relay, slots=slots),
+    )
+    agents = AgentService(
+        access=access, sessions=parts.sessions, inbox=parts.inbox, clock=parts.clock, logs=parts.relay
+    )
+    admin = AdminService(access=access, view=parts.view, inbox=parts.inbox)
+    # grpc's generator gives these functions no types.
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)  # type: ignore[no-untyped-call]
+    admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
+    agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agents, server)  # type: ignore[no-untyped-call]
+    return server
+
+
+async def _open_port(
+    config: SchedulerConfig, server: grpc.aio.Server, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.aio.Server, int]:
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    wanted = f"{config.host}:{config.port}"
+    try:
+        port = server.add_secure_port(wanted, credentials) if credentials else server.add_insecure_port(wanted)
+    except RuntimeError as error:
+        raise _port_error(wanted, str(error)) from error
+    if port == 0:
+        raise _port_error(wanted, "")
+    await server.start()
+    await health_servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    return server, port
+
+
+def _port_error(address: str, why: str) -> AlreadyRunningError:
+    reason = "it is in use" if not why or "in use" in why or "Failed to bind" in why else why
+    return AlreadyRunningError(
+        f"cannot listen on {address}",
+        why=reason,
+        fix="stop what listens there, or choose another with --port (0 takes a free one)",
+        details={"address": address},
+    )
+
+
+def _credentials(config: SchedulerConfig) -> grpc.ServerCredentials | None:
+    if config.tls_cert is None or config.tls_key is None:
+        return None
+    try:
+        pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
+    except OSError as error:
+        raise UserError(f"the TLS file {error.filename} cannot be read", why=str(error.strerror)) from error
+    return grpc.ssl_server_credentials([pair])
+
+
+async def _watch(parts: _Parts) -> None:
+    """Notice stalls of our own, and end the sessions of agents that fell silent."""
+    silence_s = max(SILENT_HEARTBEATS * parts.config.heartbeat_interval_s, parts.config.node_grace_s / 2)
+    while True:
+        stalled_s = parts.awake.beat()
+        if stalled_s:
+            _log.warning("this process did not run for %.1f s; no agent is blamed for it", stalled_s)
+        for session in parts.sessions.silent(silence_s):
+            session.close(f"silent for {silence_s:g} s")
+        await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _write_address(path: Path | None, address: str) -> None:
+    if path is not None:
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside.write_text(address + "\n")
+        aside.replace(path)
+
+
+def serve(config: SchedulerConfig) -> int:
+    """Run a scheduler until SIGTERM or SIGINT; jobs go on running. Returns the exit code."""
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: SchedulerConfig) -> int:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    running = await start(config)
+    fault = asyncio.create_task(running.wait_for_fault())
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait([fault, stop], return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    await running.stop()
+    with contextlib.suppress(asyncio.CancelledError):
+        if not stopping.is_set():
+            await fault
+    fault.cancel()
+    return 0

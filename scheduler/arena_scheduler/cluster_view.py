@@ -1,0 +1,175 @@
+"""What the services show of the engine's durable state: jobs with their reasons, the status at a glance."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from arena.domain.cluster import NodeState
+from arena.domain.job import JobId
+from arena.domain.launch import NodeId
+from arena.domain.records import JobRecord, JobState, NodeRecord
+from arena.engine.state import ClusterState, reasons_of
+from arena.errors import NotFoundError
+from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
+from arena_scheduler.access import Caller
+from arena_scheduler.loop import Driver
+
+_DRAINING = {NodeState.DRAINING, NodeState.DRAINED}
+_BLOCKED = {NodeState.CLEANING, NodeState.DEGRADED, NodeState.QUARANTINED}
+SKEW_WARNING_S = 5.0
+WARNED_NODES_MAX = 5
+
+
+class ClusterView:
+    """Answers from memory, as of the last durable batch.
+
+    Args:
+        driver: Holds the state.
+        now_s: The scheduler's clock.
+        scheduler_version, policy: Shown in the status.
+        warnings: What the store could not read.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: Driver,
+        now_s: Callable[[], float],
+        scheduler_version: str,
+        policy: str,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
+        self._driver = driver
+        self._now_s = now_s
+        self._scheduler_version = scheduler_version
+        self._policy = policy
+        self._warnings = warnings
+        self._started_at_s = now_s()
+        self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
+
+    @property
+    def state(self) -> ClusterState:
+        """The durable state."""
+        return self._driver.durable_state
+
+    def job(self, record: JobRecord) -> JobRecord:
+        """Return a job in its latest version, with its reasons as of the latest decision."""
+        live = self.state.jobs.get(record.job_id)
+        if live is None:
+            return record
+        reasons, evaluated_at_s = reasons_of(self.state, live)
+        return replace(live, reasons=reasons, evaluated_at_s=evaluated_at_s)
+
+    def job_view(self, record: JobRecord, caller: Caller, *, with_spec: bool) -> JobView:
+        """Return a job as a caller may see it."""
+        job = self.job(record)
+        attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
+        return job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
+
+    def node(self, node_id: NodeId) -> NodeRecord:
+        """Return a node.
+
+        Raises:
+            NotFoundError: No such node ever registered.
+        """
+        node = self.state.nodes.get(node_id)
+        if node is None:
+            raise NotFoundError(f"there is no node {node_id}", fix="see `arena nodes`", details={"node_id": node_id})
+        return node
+
+    def status(self, caller: Caller, job_count_max: int) -> StatusView:
+        """Return the cluster at a glance."""
+        state = self.state
+        active = [job for job in state.jobs.values() if job.attempt_id is not None]
+        waiting = [job for job in state.jobs.values() if job.attempt_id is None]
+        return StatusView(
+            scheduler_version=self._scheduler_version,
+            policy=self._policy,
+            now_s=self._now_s(),
+            started_at_s=self._started_at_s,
+            read_only_cause=self._driver.read_only_cause,
+            gpus=self._gpu_counts(state),
+            job_count_by_state=self._job_counts(state),
+            node_count_by_state=dict(Counter(node.state for node in state.nodes.values())),
+            active_jobs=self._first_jobs(active, caller, job_count_max),
+            waiting_jobs=self._first_jobs(waiting, caller, job_count_max),
+            decision_index=state.decision_index,
+            decided_at_s=state.decided_at_s,
+            decision_time_s=self._driver.decision_time_s,
+            warnings=(*self._warnings, *_skew_warnings(state)),
+        )
+
+    def _first_jobs(self, jobs: list[JobRecord], caller: Caller, count_max: int) -> tuple[JobView, ...]:
+        first = heapq.nsmallest(count_max, jobs, key=_service_key)
+        return tuple(self.job_view(job, caller, with_spec=False) for job in first)
+
+    def _job_counts(self, state: ClusterState) -> dict[JobState, int]:
+        counts = Counter(job.state for job in state.jobs.values())
+        counts.update(self._driver.ended_counts)
+        return {job_state: counts[job_state] for job_state in JobState if counts[job_state]}
+
+    def _gpu_counts(self, state: ClusterState) -> tuple[GpuCounts, ...]:
+        if self._gpus is None or self._gpus[0] is not state:
+            self._gpus = (state, gpu_counts(state))
+        return self._gpus[1]
+
+
+def _service_key(job: JobRecord) -> tuple[bool, tuple[int, float, JobId]]:
+    return (job.state is JobState.HELD, job.queue_key)
+
+
+def gpu_counts(state: ClusterState) -> tuple[GpuCounts, ...]:
+    """Return each type's GPUs, every device in exactly one place.
+
+    A held device is used, whatever its node is, except on a draining node. Devices of lost nodes, and idle ones of
+    nodes out of reach, are down: outside the total.
+    """
+    places: dict[str, Counter[str]] = {}
+    for node in state.nodes.values():
+        counts = places.setdefault(node.info.gpu_type, Counter())
+        for device in node.info.devices:
+            is_held = device.device_id in state.holders
+            counts[_place_of(node, is_held=is_held, is_dirty=device.dirty is not None)] += 1
+    return tuple(_counts(gpu_type, places[gpu_type]) for gpu_type in sorted(places))
+
+
+def _place_of(node: NodeRecord, *, is_held: bool, is_dirty: bool) -> str:
+    if node.state is NodeState.LOST:
+        return "down"
+    if is_dirty and not is_held:
+        return "dirty"
+    if node.state in _DRAINING:
+        return "draining"
+    if is_held:
+        return "used"
+    if node.disconnected_at_s is not None:
+        return "down"
+    return "dirty" if node.state in _BLOCKED else "free"
+
+
+def _counts(gpu_type: str, counts: Counter[str]) -> GpuCounts:
+    free, used, draining, dirty = (counts[place] for place in ("free", "used", "draining", "dirty"))
+    return GpuCounts(
+        gpu_type=gpu_type,
+        total=free + used + draining + dirty,
+        free=free,
+        used=used,
+        draining=draining,
+        dirty=dirty,
+        down=counts["down"],
+    )
+
+
+def _skew_warnings(state: ClusterState) -> list[str]:
+    skewed = sorted(
+        (node.node_id, node.info.clock_skew_s)
+        for node in state.nodes.values()
+        if abs(node.info.clock_skew_s) > SKEW_WARNING_S and node.disconnected_at_s is None
+    )
+    lines = [f"clock_skew {skew_s:+.0f} s on node {node_id}" for node_id, skew_s in skewed[:WARNED_NODES_MAX]]
+    if len(skewed) > WARNED_NODES_MAX:
+        lines.append(f"clock_skew on {len(skewed) - WARNED_NODES_MAX} further nodes")
+    return lines

@@ -1,0 +1,82 @@
+"""How a scheduler is set up."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from arena.errors import UserError
+
+DEFAULT_PORT = 50061
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Settings of a scheduler process.
+
+    Args:
+        host, port: Where it listens; port 0 takes a free one.
+        db: The database file.
+        policy: Registry name of the policy.
+        policy_options: Options of the policy.
+        tokens: YAML file of issued tokens (see ``arena_scheduler.access``); None means trial mode, loopback only.
+        tls_cert, tls_key: PEM files; both or neither.
+        checkpoint_root: Place under which jobs that name none keep their checkpoints.
+        output_root: Place under which jobs that name none leave their results.
+        heartbeat_interval_s: How often agents say that they live.
+        node_grace_s: Silence after which an agent is out of reach, and absence after which its node is lost.
+        launch_deadline_s: From launch until all processes of an attempt are up.
+        address_file: File to which the bound address is written once the scheduler serves.
+    """
+
+    db: Path
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    policy: str = "elastic"
+    policy_options: tuple[tuple[str, float], ...] = ()
+    tokens: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    checkpoint_root: str = ""
+    output_root: str = ""
+    heartbeat_interval_s: float = 1.0
+    node_grace_s: float = 15.0
+    launch_deadline_s: float = 60.0
+    address_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise UserError("TLS needs both files", fix="give --tls-cert and --tls-key together")
+        if self.node_grace_s <= 2 * self.heartbeat_interval_s:
+            raise UserError(
+                "the node grace is too short",
+                why=f"grace {self.node_grace_s:g} s, a heartbeat every {self.heartbeat_interval_s:g} s",
+                fix="give a grace of more than two heartbeats",
+            )
+        if not is_loopback(self.host):
+            self._refuse_open_door()
+
+    def _refuse_open_door(self) -> None:
+        missing = [
+            option
+            for option, value in (("--tokens", self.tokens), ("--tls-cert and --tls-key", self.tls_cert))
+            if value is None
+        ]
+        if missing:
+            raise UserError(
+                f"the scheduler may not listen on {self.host} like this",
+                why="submitting a job is running code, so off loopback it demands a token and TLS",
+                fix=f"give {' and '.join(missing)}, or listen on 127.0.0.1",
+                details={"host": self.host},
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach an address; a name other than localhost is taken as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,115 @@
+"""Performance grids off the event loop, each made once for jobs that differ in nothing that matters to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Grid, GridSource
+from arena.domain.job import GpuLimits, JobKind, JobSpec, ParallelLimits
+
+GRIDS_REMEMBERED = 256
+_IRRELEVANT = {
+    "name", "user", "project", "priority", "weight", "deadline_s", "budget_usd", "preemptible", "stop", "checkpoint",
+    "output_dir", "grace_s", "stall_timeout_s", "retry",
+}  # fmt: skip
+_IRRELEVANT_TO_COMMANDS = {"argv", "cwd", "env"}
+_IRRELEVANT_TO_TRAINING = {"data", "seed"}
+
+Key = tuple[str, ClusterShape]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A grid and the seconds it took (0 when it was known already)."""
+
+    grid: Grid
+    build_s: float
+
+
+def grid_key(spec: JobSpec, shape: ClusterShape) -> Key:
+    """Return what a grid depends on; specifications with equal keys share a grid."""
+    text = spec.model_dump_json(
+        exclude={
+            **dict.fromkeys(_IRRELEVANT, True),
+            "command": _IRRELEVANT_TO_COMMANDS,
+            "train": _IRRELEVANT_TO_TRAINING,
+        }
+    )
+    return text, shape
+
+
+class GridCache:
+    """Builds grids in one thread and remembers them.
+
+    Args:
+        source: The planner.
+        monotonic_s: Measures how long a build took.
+    """
+
+    def __init__(self, source: GridSource, monotonic_s: Callable[[], float]) -> None:
+        self._source = source
+        self._monotonic_s = monotonic_s
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-planner")
+        self._known: OrderedDict[Key, Grid] = OrderedDict()
+        self._under_way: dict[Key, asyncio.Task[Built]] = {}
+
+    async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        """Return the grid of a specification on a shape.
+
+        Raises:
+            ArenaError: The planner refuses the specification.
+        """
+        key = grid_key(spec, shape)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return Built(grid=known, build_s=0.0)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(self._build(key, spec, shape))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _build(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
+        started_s = self._monotonic_s()
+        grid = await asyncio.get_running_loop().run_in_executor(self._pool, self._source.grid, spec, shape)
+        self._known[key] = grid
+        if len(self._known) > GRIDS_REMEMBERED:
+            self._known.popitem(last=False)
+        return Built(grid=grid, build_s=self._monotonic_s() - started_s)
+
+    def close(self) -> None:
+        """Start no further builds."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def largest_feasible(grids: GridCache, spec: JobSpec, shape: ClusterShape) -> int:
+    """Return the most GPUs that a job like this one could use now, its own count and plan left aside; 0 for none."""
+    if spec.command is not None:
+        return _largest_pool(spec, shape)
+    limits = GpuLimits(types=spec.gpus.types, nodes_max=spec.gpus.nodes_max, same_zone=spec.gpus.same_zone)
+    relaxed = spec.model_copy(
+        update={
+            "kind": JobKind.MALLEABLE,
+            "gpus": limits,
+            "parallel": ParallelLimits(**{**spec.parallel.model_dump(), "plan": None}),
+        }
+    )
+    grid = (await grids.get(relaxed, shape)).grid
+    return max((cell.group.gpu_count for cell in grid.cells), default=0)
+
+
+def _largest_pool(spec: JobSpec, shape: ClusterShape) -> int:
+    counts: dict[tuple[str, str], int] = {}
+    for pool in shape.pools:
+        if not spec.gpus.types or pool.gpu_type in spec.gpus.types:
+            key = (pool.gpu_type, pool.zone if spec.gpus.same_zone else "")
+            nodes = min(pool.node_count, spec.gpus.nodes_max or pool.node_count)
+            counts[key] = counts.get(key, 0) + nodes * pool.gpus_per_node
+    return max(counts.values(), default=0)

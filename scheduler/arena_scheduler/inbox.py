@@ -1,0 +1,69 @@
+"""The queue between everything that hears something and the loop that owns the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from arena.domain.events import Event
+from arena.engine.ports import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Events that belong together: all of them happen, in one transaction, or none.
+
+    Args:
+        answer: Resolved once the steps are durable, or failed; None where nobody waits.
+    """
+
+    events: tuple[Event, ...]
+    answer: asyncio.Future[tuple[Step, ...]] | None = None
+
+
+class Inbox:
+    """Events in order of arrival; used from the loop's own thread only."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._filled = asyncio.Event()
+
+    def post(self, event: Event) -> None:
+        """Add an event for whose effect nobody waits."""
+        self._put(Item(events=(event,)))
+
+    async def request(self, *events: Event) -> tuple[Step, ...]:
+        """Add events and return their steps once all of them are durable.
+
+        Raises:
+            ArenaError: The engine refused one of them or the store failed; none of them happened.
+        """
+        answer: asyncio.Future[tuple[Step, ...]] = asyncio.get_running_loop().create_future()
+        self._put(Item(events=events, answer=answer))
+        return await answer
+
+    def _put(self, item: Item) -> None:
+        self._items.append(item)
+        self._filled.set()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when there is an item or the time is over."""
+        if self._items:
+            return
+        self._filled.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._filled.wait()
+        except TimeoutError:
+            return
+
+    def take(self, count_max: int) -> list[Item]:
+        """Return the next items, oldest first."""
+        return [self._items.popleft() for _ in range(min(count_max, len(self._items)))]
+
+    def fail_all(self, error: BaseException) -> None:
+        """Fail everybody who waits, at the end."""
+        for item in self.take(len(self._items)):
+            if item.answer is not None and not item.answer.done():
+                item.answer.set_exception(error)

@@ -1,0 +1,209 @@
+"""The live driver: takes events in batches, makes each batch durable in one transaction, then acts on it.
+
+The engine runs on the event loop, the commit in a single writer thread. While one batch is being synced the next
+one collects, so that many submits share one sync without any of them waiting for a timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from arena.domain.events import Event, GridBuilt, GridFailed, NodeDisconnected, Tick
+from arena.domain.launch import NodeId
+from arena.domain.records import JobState
+from arena.engine.ports import Step, World
+from arena.engine.state import ClusterState
+from arena.errors import ArenaError, InternalError, ResourceExhaustedError, UnavailableError
+from arena_scheduler.clock import AwakeClock, LiveClock
+from arena_scheduler.inbox import Inbox, Item
+from arena_scheduler.reading import LiveStore
+
+_log = logging.getLogger(__name__)
+
+ITEMS_PER_BATCH_MAX = 256
+IDLE_S_MAX = 0.5
+PROBE_INTERVAL_S = 1.0
+
+
+class Brain(Protocol):
+    """What the driver needs of the engine."""
+
+    state: ClusterState
+
+    @property
+    def next_wakeup_s(self) -> float | None:
+        """When it wants to be told the time."""
+        ...
+
+    def handle(self, event: Event, now_s: float) -> Step:
+        """Take one input."""
+        ...
+
+
+class Driver:
+    """Feeds the engine and makes its steps durable.
+
+    Args:
+        brain: The engine.
+        store: Where steps become durable.
+        world: Carries out commands.
+        drop_node: Ends a node's session when its report could not be stored, so that it registers anew.
+    """
+
+    def __init__(
+        self,
+        *,
+        brain: Brain,
+        store: LiveStore,
+        world: World,
+        inbox: Inbox,
+        clock: LiveClock,
+        awake: AwakeClock,
+        drop_node: Callable[[NodeId, str], None],
+    ) -> None:
+        self._brain = brain
+        self._store = store
+        self._world = world
+        self._inbox = inbox
+        self._clock = clock
+        self._awake = awake
+        self._drop_node = drop_node
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-writer")
+        self._is_stopping = False
+        self._changed = asyncio.Event()
+        self._probe_at_s = 0.0
+        self.durable_state = brain.state
+        self.read_only_cause: str | None = None
+        self.ended_counts: Counter[JobState] = Counter()
+        self.commit_count = 0
+        self.decision_time_s = 0.0
+
+    async def run(self) -> None:
+        """Work until ``stop``; a fault in one event never ends the loop."""
+        while not self._is_stopping:
+            await self._inbox.wait(self._idle_s())
+            self._awake.beat()
+            items = self._inbox.take(ITEMS_PER_BATCH_MAX)
+            if self._is_tick_due():
+                items.append(Item(events=(Tick(),)))
+            if items:
+                await self._turn(items)
+            await self._probe()
+        self._inbox.fail_all(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
+        self._writer.shutdown(wait=True)
+
+    def stop(self) -> None:
+        """Have ``run`` return after the batch in hand."""
+        self._is_stopping = True
+
+    async def changed(self) -> None:
+        """Return after the next durable batch."""
+        await self._changed.wait()
+
+    def _idle_s(self) -> float:
+        wakeup_s = self._brain.next_wakeup_s
+        if wakeup_s is None:
+            return IDLE_S_MAX
+        return min(IDLE_S_MAX, max(0.001, wakeup_s - self._clock.now_s()))
+
+    def _is_tick_due(self) -> bool:
+        # After a stall of our own, agents get the time to be heard before any deadline is looked at.
+        wakeup_s = self._brain.next_wakeup_s
+        return wakeup_s is not None and wakeup_s <= self._clock.now_s() and not self._awake.is_catching_up()
+
+    async def _turn(self, items: Sequence[Item]) -> None:
+        """Handle a batch, make it durable, act on it; or put the engine back."""
+        saved = self._brain.state
+        handled = [(item, steps) for item in items if (steps := self._handle(item)) is not None]
+        all_steps = [step for _, some in handled for step in some]
+        if not all_steps:
+            return
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.commit, all_steps)
+        except ArenaError as error:
+            self._brain.state = saved
+            await self._on_commit_failed([item for item, _ in handled], error)
+            return
+        self._after_commit(handled, all_steps)
+
+    def _handle(self, item: Item) -> tuple[Step, ...] | None:
+        saved = self._brain.state
+        try:
+            return tuple(self._handle_event(event) for event in item.events)
+        except ArenaError as error:
+            self._brain.state = saved
+            self._fail(item, error)
+        except Exception as error:  # noqa: BLE001 - the outermost frame of one event
+            _log.exception("event %s failed", item.events[0])
+            self._brain.state = saved
+            self._fail(item, InternalError(f"handling {item.events[0].kind} failed", why=repr(error)))
+        return None
+
+    def _handle_event(self, event: Event) -> Step:
+        now_s = self._clock.now_s()
+        step = self._brain.handle(event, now_s)
+        if step.decision is not None:
+            self.decision_time_s = self._clock.now_s() - now_s
+        return step
+
+    def _fail(self, item: Item, error: ArenaError) -> None:
+        if item.answer is None:
+            _log.error("%s was dropped: %s", item.events[0].kind, error)
+        elif not item.answer.done():
+            item.answer.set_exception(error)
+
+    async def _on_commit_failed(self, items: Sequence[Item], error: ArenaError) -> None:
+        if isinstance(error, InternalError) and len(items) > 1:
+            # One record broke a rule; alone it fails alone.
+            for item in items:
+                await self._turn([item])
+            return
+        if isinstance(error, ResourceExhaustedError):
+            if self.read_only_cause is None:
+                _log.error("READ-ONLY: %s", error)
+            self.read_only_cause = error.message
+        for item in items:
+            self._after_lost(item, error)
+
+    def _after_lost(self, item: Item, error: ArenaError) -> None:
+        """Arrange that what could not be stored is said again."""
+        if item.answer is not None:
+            self._fail(item, error)
+            return
+        for event in item.events:
+            if isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
+                asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._inbox.post, event)
+            elif not isinstance(event, Tick) and hasattr(event, "node_id"):
+                self._drop_node(event.node_id, error.message)
+
+    def _after_commit(self, handled: Sequence[tuple[Item, tuple[Step, ...]]], steps: Sequence[Step]) -> None:
+        self.commit_count += 1
+        self.durable_state = self._brain.state
+        for step in steps:
+            self.ended_counts.update(job.state for job in step.jobs if job.state.is_terminal)
+        for item, some in handled:
+            if item.answer is not None and not item.answer.done():
+                item.answer.set_result(some)
+        for step in steps:
+            for command in step.commands:
+                self._world.send(command)
+        if any(step.history for step in steps):
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _probe(self) -> None:
+        """While nothing can be written, try now and then, so that free space is noticed without a restart."""
+        if self.read_only_cause is None or self._clock.now_s() < self._probe_at_s:
+            return
+        self._probe_at_s = self._clock.now_s() + PROBE_INTERVAL_S
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.probe)
+        except ArenaError:
+            return
+        _log.warning("writing works again")
+        self.read_only_cause = None

@@ -1,0 +1,118 @@
+"""What services read from a store, as a protocol with its values; SQL stays behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from arena.domain.job import JobId
+from arena.domain.launch import NodeId
+from arena.domain.records import AttemptRecord, EntryKind, HistoryEntry, JobRecord, JobState
+from arena.engine.ports import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuery:
+    """Which jobs: all conditions hold; an empty set of states means every state."""
+
+    states: frozenset[JobState] = frozenset()
+    user: str | None = None
+    project: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCursor:
+    """Where a page ended: the last job on it."""
+
+    submitted_at_s: float
+    job_id: JobId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPage:
+    """Jobs, newest first; ``after`` is None on the last page."""
+
+    jobs: tuple[JobRecord, ...]
+    after: JobCursor | None
+    total_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryQuery:
+    """Which history entries; an empty set of kinds means every kind."""
+
+    job_id: JobId | None = None
+    node_id: NodeId | None = None
+    kinds: frozenset[EntryKind] = frozenset()
+
+    def matches(self, entry: HistoryEntry) -> bool:
+        """Tell whether an entry is asked for."""
+        return (
+            (self.job_id is None or entry.job_id == self.job_id)
+            and (self.node_id is None or entry.node_id == self.node_id)
+            and (not self.kinds or entry.kind in self.kinds)
+        )
+
+
+class Reader(Protocol):
+    """Durable state as others may see it; safe from any thread."""
+
+    def get_job(self, job_id: JobId) -> JobRecord | None:
+        """Return a job by id."""
+        ...
+
+    def get_jobs(self, job_ids: Sequence[JobId]) -> Mapping[JobId, JobRecord]:
+        """Return the known ones of these jobs."""
+        ...
+
+    def job_of_request(self, request_id: str) -> JobRecord | None:
+        """Return the job that a submit request made."""
+        ...
+
+    def list_jobs(self, query: JobQuery, after: JobCursor | None, count_max: int) -> JobPage:
+        """Return a page of jobs."""
+        ...
+
+    def attempts_of(self, job_id: JobId) -> tuple[AttemptRecord, ...]:
+        """Return a job's attempts, oldest first."""
+        ...
+
+    def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
+        """Return entries with a greater index, in order."""
+        ...
+
+    def count_by_state(self) -> Mapping[JobState, int]:
+        """Return the number of jobs in each state."""
+        ...
+
+
+class LiveStore(Store, Protocol):
+    """A store that a service runs on."""
+
+    @property
+    def reader(self) -> Reader:
+        """Reads of what is durable."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What ``load`` could not read."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """A short word made with the database: job ids carry it, since places outlive databases."""
+        ...
+
+    def last_job_number(self) -> int:
+        """Return the greatest number any job id carries."""
+        ...
+
+    def probe(self) -> None:
+        """Write something and sync it.
+
+        Raises:
+            ResourceExhaustedError: The disk is still full.
+        """
+        ...

@@ -1,0 +1,188 @@
+"""Jobs, for the people who submit them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Literal
+
+from arena.domain.events import JobWishChanged
+from arena.domain.job import JobId
+from arena.domain.launch import NodeId
+from arena.domain.records import EntryKind, JobRecord, Wish
+from arena.errors import IllegalTransitionError, NotFoundError, SpecError, UserError
+from arena.rpc import codec
+from arena.rpc.codec import enums
+from arena.rpc.v1 import job_service_pb2 as pb
+from arena.rpc.v1 import job_service_pb2_grpc
+from arena.units import format_bytes
+from arena_scheduler.access import Access, Caller
+from arena_scheduler.cluster_view import ClusterView
+from arena_scheduler.inbox import Inbox
+from arena_scheduler.reading import HistoryQuery, JobQuery, Reader
+from arena_scheduler.services.calls import streaming, unary
+from arena_scheduler.services.paging import cursor_of, token_of
+from arena_scheduler.services.streams import EventStreams, LogStreams
+from arena_scheduler.submission import Submission
+
+SPEC_BYTES_MAX = 1_000_000
+JOBS_PER_PAGE = 100
+JOBS_PER_PAGE_MAX = 500
+
+
+class JobService(job_service_pb2_grpc.JobServiceServicer):
+    """Submit, look, change, follow."""
+
+    def __init__(
+        self,
+        *,
+        access: Access,
+        reader: Reader,
+        view: ClusterView,
+        inbox: Inbox,
+        submission: Submission,
+        events: EventStreams,
+        logs: LogStreams,
+    ) -> None:
+        self.access = access
+        self._reader = reader
+        self._view = view
+        self._inbox = inbox
+        self._submission = submission
+        self._events = events
+        self._logs = logs
+
+    @unary
+    async def SubmitJob(self, request: pb.SubmitJobRequest, caller: Caller) -> pb.SubmitJobResponse:  # noqa: N802
+        """Take a job; returns once it is on disk."""
+        size_bytes = request.spec.ByteSize()
+        if size_bytes > SPEC_BYTES_MAX:
+            raise SpecError(
+                "the job specification is too large",
+                why=f"spec {format_bytes(size_bytes)} > {format_bytes(SPEC_BYTES_MAX)}",
+                fix="put data into files and name them",
+                details={"size_bytes": str(size_bytes), "size_bytes_max": str(SPEC_BYTES_MAX)},
+            )
+        spec = codec.spec_from_proto(request.spec)
+        submitted = await self._submission.submit(
+            spec, caller, request.request_id, allow_infeasible=request.allow_infeasible
+        )
+        return pb.SubmitJobResponse(job_id=submitted.job_id, is_new=submitted.is_new)
+
+    async def _job(self, name: str) -> JobRecord:
+        job_id = JobId(name)
+        live = self._view.state.jobs.get(job_id)
+        record = live if live is not None else await asyncio.to_thread(self._reader.get_job, job_id)
+        if record is None:
+            raise NotFoundError(f"there is no job {name}", fix="see `arena jobs`", details={"job_id": name})
+        return record
+
+    @unary
+    async def GetJob(self, request: pb.GetJobRequest, caller: Caller) -> pb.GetJobResponse:  # noqa: N802
+        """Return a job with the history of its attempts."""
+        record = await self._job(request.job_id)
+        attempts = await asyncio.to_thread(self._reader.attempts_of, record.job_id)
+        private = caller.owns(record.user)
+        return pb.GetJobResponse(
+            job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=True)),
+            attempts=[codec.attempt_to_proto(attempt, private=private) for attempt in attempts],
+        )
+
+    @unary
+    async def ListJobs(self, request: pb.ListJobsRequest, caller: Caller) -> pb.ListJobsResponse:  # noqa: N802
+        """Return a page of jobs, newest first."""
+        query = JobQuery(
+            states=frozenset(enums.JOB_STATE.from_proto(state, "states") for state in request.states),
+            user=request.user if request.HasField("user") else None,
+            project=request.project if request.HasField("project") else None,
+        )
+        count_max = min(request.page_size or JOBS_PER_PAGE, JOBS_PER_PAGE_MAX)
+        page = await asyncio.to_thread(self._reader.list_jobs, query, cursor_of(request.page_token), count_max)
+        views = [self._view.job_view(job, caller, with_spec=False) for job in page.jobs]
+        return pb.ListJobsResponse(
+            jobs=[codec.job_view_to_proto(view) for view in views],
+            next_page_token=token_of(page.after),
+            total_count=page.total_count,
+        )
+
+    @unary
+    async def CancelJobs(self, request: pb.CancelJobsRequest, caller: Caller) -> pb.CancelJobsResponse:  # noqa: N802
+        """Cancel any number of jobs in one transaction; returns once it is recorded."""
+        names = dict.fromkeys(JobId(name) for name in request.job_ids)
+        if request.all_mine:
+            mine = (job.job_id for job in self._view.state.jobs.values() if job.user == caller.user)
+            names.update(dict.fromkeys(sorted(mine)))
+        elif not names:
+            raise UserError("no job is named", fix="name jobs, or ask for all of yours")
+        jobs = [await self._job(name) for name in names]
+        for job in jobs:
+            caller.require_owner(job.user, f"job {job.job_id}")
+        open_ids = [job.job_id for job in jobs if not job.state.is_terminal]
+        if open_ids:
+            await self._inbox.request(
+                *(JobWishChanged(job_id=job_id, wish="cancel", by=caller.user) for job_id in open_ids)
+            )
+        ended = [job.job_id for job in jobs if job.state.is_terminal]
+        return pb.CancelJobsResponse(cancelled_job_ids=open_ids, ended_job_ids=ended)
+
+    @unary
+    async def HoldJob(self, request: pb.HoldJobRequest, caller: Caller) -> pb.HoldJobResponse:  # noqa: N802
+        """Take a job off its GPUs and keep it from being started."""
+        record = await self._wish(request.job_id, "hold", caller)
+        return pb.HoldJobResponse(job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=False)))
+
+    @unary
+    async def ReleaseJob(self, request: pb.ReleaseJobRequest, caller: Caller) -> pb.ReleaseJobResponse:  # noqa: N802
+        """Let a held job be started."""
+        record = await self._wish(request.job_id, "run", caller)
+        return pb.ReleaseJobResponse(job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=False)))
+
+    async def _wish(self, name: str, wish: Literal["hold", "run"], caller: Caller) -> JobRecord:
+        job = await self._job(name)
+        caller.require_owner(job.user, f"job {name}")
+        if job.state.is_terminal or job.wish is Wish.CANCEL:
+            verb = "held" if wish == "hold" else "released"
+            raise IllegalTransitionError(f"job {name} cannot be {verb}", why=f"it is {job.state.value}")
+        await self._inbox.request(JobWishChanged(job_id=job.job_id, wish=wish, by=caller.user))
+        return await self._job(name)
+
+    @streaming
+    async def StreamEvents(  # noqa: N802
+        self, request: pb.StreamEventsRequest, caller: Caller
+    ) -> AsyncIterator[pb.StreamEventsResponse]:
+        """Yield history entries, and go on as they appear if asked to."""
+        try:
+            kinds = frozenset(EntryKind(kind) for kind in request.kinds)
+        except ValueError as error:
+            raise UserError(f"{error}", fix=f"use {', '.join(kind.value for kind in EntryKind)}") from error
+        query = HistoryQuery(
+            job_id=JobId(request.job_id) if request.HasField("job_id") else None,
+            node_id=NodeId(request.node_id) if request.HasField("node_id") else None,
+            kinds=kinds,
+        )
+        if query.job_id is not None:
+            await self._job(query.job_id)
+        async for entries in self._events.stream(query, request.after_index, caller, follow=request.follow):
+            yield pb.StreamEventsResponse(entries=entries)
+
+    @streaming
+    async def StreamLogs(  # noqa: N802
+        self, request: pb.StreamLogsRequest, caller: Caller
+    ) -> AsyncIterator[pb.StreamLogsResponse]:
+        """Yield the logs of one attempt's ranks."""
+        record = await self._job(request.job_id)
+        caller.require_owner(record.user, f"the log of job {request.job_id}")
+        async for chunk in self._logs.stream(
+            record,
+            epoch=request.epoch if request.HasField("epoch") else None,
+            rank=request.rank if request.HasField("rank") else None,
+            tail_bytes=request.tail_bytes if request.HasField("tail_bytes") else None,
+            follow=request.follow,
+        ):
+            yield pb.StreamLogsResponse(
+                attempt_id=chunk.attempt_id,
+                rank=chunk.rank,
+                offset_bytes=chunk.offset_bytes,
+                data=chunk.data,
+                dropped_bytes=chunk.dropped_bytes,
+            )

@@ -1,0 +1,331 @@
+"""The writer: steps of the engine become durable in one transaction; what they wrote is what a restart begins with."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, Integer, Table, bindparam, cast, delete, func, select
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import DBAPIError
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.events import GridBuilt, Tick
+from arena.domain.grid import Grid
+from arena.domain.job import JobId
+from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
+from arena.engine.ports import Restored, Step
+from arena_scheduler.store.connection import check_file, optimize, reader_engine, translated, writer_engine
+from arena_scheduler.store.lock import FileLock, refuse_network_file_system
+from arena_scheduler.store.migrate import migrate
+from arena_scheduler.store.reads import SqliteReader
+from arena_scheduler.store.records import (
+    ATTEMPT_JSON,
+    GRID_JSON,
+    HISTORY_JSON,
+    JOB_JSON,
+    NODE_JSON,
+    SHAPE_JSON,
+    GridTexts,
+    decision_text,
+    event_text,
+)
+from arena_scheduler.store.schema import (
+    ATTEMPTS,
+    DECISIONS,
+    GRIDS,
+    HISTORY,
+    HOLDINGS,
+    INPUTS,
+    JOB_GRIDS,
+    JOBS,
+    META,
+    NODES,
+)
+
+_log = logging.getLogger(__name__)
+Record = TypeVar("Record")
+Row = dict[str, Any]
+_ID_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike
+_ID_LENGTH = 4
+_PROBE_BYTES = 65_536
+TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
+
+
+def _upsert(table: Table) -> Any:
+    """Return an insert that replaces the row with the same key."""
+    statement = insert(table)
+    keys = [column.name for column in table.primary_key]
+    changed = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+_PUT_META = _upsert(META)
+_PUT_JOB = _upsert(JOBS)
+_PUT_ATTEMPT = _upsert(ATTEMPTS)
+_PUT_NODE = _upsert(NODES)
+_PUT_JOB_GRID = _upsert(JOB_GRIDS)
+_PUT_GRID = insert(GRIDS).on_conflict_do_nothing()
+_DROP_HOLDINGS = delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by"))
+_DROP_JOB_GRID = delete(JOB_GRIDS).where(JOB_GRIDS.c.job_id == bindparam("of_job"))
+
+
+class SqliteStore:
+    """Durable state in one SQLite file; commits come from one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.warnings: tuple[str, ...] = ()
+        self.identity = ""
+        self._lock = FileLock(path)
+        self._engine = writer_engine(path)
+        self._reader_engine = reader_engine(path)
+        self._grids = GridTexts()
+        self.reader = SqliteReader(self._reader_engine)
+
+    @classmethod
+    def open(cls, path: Path) -> SqliteStore:
+        """Open or create a database: refuse a bad place, take the lock, check the file, migrate.
+
+        Raises:
+            AlreadyRunningError: Another scheduler has it.
+            UnavailableError: The file is damaged, newer than this program, or on a network file system.
+            ResourceExhaustedError: The disk is full.
+        """
+        path = path.expanduser().absolute()
+        refuse_network_file_system(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        store = cls(path)
+        store._lock.acquire()
+        try:
+            check_file(path)
+            migrate(store._engine, path)
+            optimize(store._engine)
+            store.identity = store._make_identity()
+        except DBAPIError as error:
+            store.close()
+            raise translated(error, path) from error
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Close all connections and give the lock back."""
+        self._reader_engine.dispose()
+        self._engine.dispose()
+        self._lock.release()
+
+    def _make_identity(self) -> str:
+        made = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+        with self._engine.begin() as connection:
+            connection.execute(insert(META).on_conflict_do_nothing(), {"key": "identity", "value": made})
+            return str(connection.scalar(select(META.c.value).where(META.c.key == "identity")))
+
+    def last_job_number(self) -> int:
+        """Return the greatest number any job id carries."""
+        number = cast(func.substr(JOBS.c.job_id, len(self.identity) + 2), Integer)
+        with self._engine.begin() as connection:
+            return int(connection.scalar(select(func.max(number))) or 0)
+
+    def probe(self) -> None:
+        """Write a row of some size; it stays, as a little room for the next bad day.
+
+        Raises:
+            ResourceExhaustedError: The disk is still full.
+        """
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(_PUT_META, {"key": "probe", "value": secrets.token_hex(_PROBE_BYTES // 2)})
+        except DBAPIError as error:
+            raise translated(error, self.path) from error
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        """Make steps durable in one transaction; of several versions of a record the last is written.
+
+        Raises:
+            ResourceExhaustedError: The disk is full; nothing was written.
+            UnavailableError: The database is busy or broken; nothing was written.
+            InternalError: A record breaks a rule of the schema (a device held twice); nothing was written.
+        """
+        rows = _Rows(self._grids, steps)
+        try:
+            with self._engine.begin() as connection:
+                rows.write(connection)
+        except DBAPIError as error:
+            raise translated(error, self.path) from error
+
+    def load(self) -> Restored:
+        """Return what a new engine starts from; rows that cannot be read are left out and warned of."""
+        try:
+            with self._engine.begin() as connection:
+                return self._load(connection)
+        except DBAPIError as error:
+            raise translated(error, self.path) from error
+
+    def _load(self, connection: Connection) -> Restored:
+        warnings: list[str] = []
+        jobs = _parsed(connection, select(JOBS.c.job_id, JOBS.c.record).where(JOBS.c.state.not_in(TERMINAL)), JOB_JSON)
+        attempts = _parsed(
+            connection, select(ATTEMPTS.c.attempt_id, ATTEMPTS.c.record).where(ATTEMPTS.c.is_live == 1), ATTEMPT_JSON
+        )
+        nodes = _parsed(connection, select(NODES.c.node_id, NODES.c.record), NODE_JSON)
+        for kind, (_, bad) in (("job", jobs), ("attempt", attempts), ("node", nodes)):
+            warnings += [f"the stored record of {kind} {key} cannot be read and is left alone" for key in bad]
+        known = {job.job_id for job in jobs[0]}
+        live = tuple(attempt for attempt in attempts[0] if attempt.job_id in known)
+        self.warnings = tuple(warnings)
+        for warning in warnings:
+            _log.error("%s", warning)
+        return Restored(
+            jobs=tuple(jobs[0]),
+            attempts=live,
+            nodes=tuple(nodes[0]),
+            grids=_load_grids(connection, known),
+            history_index=connection.scalar(select(func.max(HISTORY.c.entry_index))) or 0,
+            decision_index=connection.scalar(select(func.max(DECISIONS.c.seq))) or 0,
+            last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
+        )
+
+
+def _parsed(connection: Connection, statement: Any, adapter: TypeAdapter[Record]) -> tuple[list[Record], list[str]]:
+    found: list[Record] = []
+    bad: list[str] = []
+    for key, text in connection.execute(statement):
+        try:
+            found.append(adapter.validate_json(text))
+        except ValidationError:
+            bad.append(str(key))
+    return found, bad
+
+
+def _load_grids(connection: Connection, job_ids: set[JobId]) -> dict[JobId, tuple[ClusterShape, Grid]]:
+    statement = select(JOB_GRIDS.c.job_id, JOB_GRIDS.c.shape, JOB_GRIDS.c.digest, GRIDS.c.grid).join(GRIDS)
+    grid_by_digest: dict[str, Grid] = {}
+    grids: dict[JobId, tuple[ClusterShape, Grid]] = {}
+    for job_id, shape, digest, text in connection.execute(statement):
+        if job_id in job_ids:
+            if digest not in grid_by_digest:
+                grid_by_digest[digest] = GRID_JSON.validate_json(text)
+            grids[JobId(job_id)] = (SHAPE_JSON.validate_json(shape), grid_by_digest[digest])
+    return grids
+
+
+class _Rows:
+    """The rows of a batch of steps, made before the transaction begins so that it stays short."""
+
+    def __init__(self, grids: GridTexts, steps: Sequence[Step]) -> None:
+        self._jobs = {job.job_id: job for step in steps for job in step.jobs}
+        self._attempts = {attempt.attempt_id: attempt for step in steps for attempt in step.attempts}
+        nodes = {node.node_id: node for step in steps for node in step.nodes}
+        self._job_rows = [_job_row(job) for job in self._jobs.values()]
+        self._attempt_rows = [_attempt_row(attempt) for attempt in self._attempts.values()]
+        self._node_rows = [_node_row(node) for node in nodes.values()]
+        self._history_rows = [_history_row(entry) for step in steps for entry in step.history]
+        self._decision_rows = [
+            {"at_s": step.at_s, "decision": decision_text(step.decision)} for step in steps if step.decision is not None
+        ]
+        self._grid_rows: dict[str, Row] = {}
+        self._job_grid_rows: dict[str, Row] = {}
+        self._input_rows = [self._input_row(grids, step) for step in steps if not _is_idle(step)]
+
+    def _input_row(self, grids: GridTexts, step: Step) -> Row:
+        digest = None
+        if isinstance(step.event, GridBuilt):
+            text = grids.text_of(step.event.grid)
+            digest = text.digest
+            self._grid_rows[digest] = {"digest": digest, "grid": text.text}
+            shape = SHAPE_JSON.dump_json(step.event.shape).decode()
+            job_id = step.event.job_id
+            self._job_grid_rows[job_id] = {"job_id": job_id, "digest": digest, "shape": shape}
+        return {"at_s": step.at_s, "event": event_text(step.event).decode(), "digest": digest}
+
+    def write(self, connection: Connection) -> None:
+        """Write all rows, referenced ones first."""
+        _execute(connection, _PUT_JOB, self._job_rows)
+        _execute(connection, _PUT_NODE, self._node_rows)
+        _execute(connection, _PUT_ATTEMPT, self._attempt_rows)
+        self._write_holdings(connection)
+        _execute(connection, _PUT_GRID, self._grid_rows.values())
+        self._write_job_grids(connection)
+        _execute(connection, insert(INPUTS), self._input_rows)
+        _execute(connection, insert(HISTORY), self._history_rows)
+        _execute(connection, insert(DECISIONS), self._decision_rows)
+
+    def _write_holdings(self, connection: Connection) -> None:
+        _execute(connection, _DROP_HOLDINGS, [{"held_by": attempt_id} for attempt_id in self._attempts])
+        held = [
+            {"node_id": share.node_id, "device_id": device, "attempt_id": attempt.attempt_id}
+            for attempt in self._attempts.values()
+            if attempt.is_live
+            for share in attempt.allocation.shares
+            if share.node_id not in attempt.ended_nodes
+            for device in share.device_ids
+        ]
+        _execute(connection, insert(HOLDINGS), held)
+
+    def _write_job_grids(self, connection: Connection) -> None:
+        ended = {job_id for job_id, job in self._jobs.items() if job.state.is_terminal}
+        _execute(connection, _DROP_JOB_GRID, [{"of_job": job_id} for job_id in sorted(ended)])
+        rows = [row for job_id, row in self._job_grid_rows.items() if job_id not in ended]
+        if not rows:
+            return
+        wanted = [row["job_id"] for row in rows]
+        known = set(connection.scalars(select(JOBS.c.job_id).where(JOBS.c.job_id.in_(wanted))))
+        _execute(connection, _PUT_JOB_GRID, [row for row in rows if row["job_id"] in known])
+
+
+def _is_idle(step: Step) -> bool:
+    """Tell whether a step is a tick that did nothing; replay does not need it."""
+    return isinstance(step.event, Tick) and not (
+        step.commands or step.jobs or step.attempts or step.nodes or step.history or step.decision
+    )
+
+
+def _execute(connection: Connection, statement: Any, rows: Iterable[Row]) -> None:
+    rows = list(rows)
+    if rows:
+        connection.execute(statement, rows)
+
+
+def _job_row(job: JobRecord) -> Row:
+    return {
+        "job_id": job.job_id,
+        "state": job.state.value,
+        "user": job.user,
+        "project": job.spec.project,
+        "submitted_at_s": job.submitted_at_s,
+        "request_id": job.request_id,
+        "record": JOB_JSON.dump_json(job).decode(),
+    }
+
+
+def _attempt_row(attempt: AttemptRecord) -> Row:
+    return {
+        "attempt_id": attempt.attempt_id,
+        "job_id": attempt.job_id,
+        "epoch": attempt.epoch,
+        "is_live": int(attempt.is_live),
+        "record": ATTEMPT_JSON.dump_json(attempt).decode(),
+    }
+
+
+def _node_row(node: NodeRecord) -> Row:
+    return {"node_id": node.node_id, "state": node.state.value, "record": NODE_JSON.dump_json(node).decode()}
+
+
+def _history_row(entry: HistoryEntry) -> Row:
+    return {
+        "entry_index": entry.index,
+        "at_s": entry.at_s,
+        "kind": entry.kind.value,
+        "message": entry.message,
+        "job_id": entry.job_id,
+        "attempt_id": entry.attempt_id,
+        "node_id": entry.node_id,
+        "data": HISTORY_JSON.dump_json(entry).decode(),
+    }

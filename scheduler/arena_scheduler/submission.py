@@ -1,0 +1,118 @@
+"""Takes new jobs: once per request, only if the cluster could ever hold them, acknowledged only when durable."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.events import JobSubmitted
+from arena.domain.grid import Grid
+from arena.domain.job import JobId, JobSpec
+from arena.errors import InfeasibleError, PermissionDeniedError, UserError
+from arena_scheduler.access import Caller, Role
+from arena_scheduler.cluster_view import ClusterView
+from arena_scheduler.grids import GridCache, largest_feasible
+from arena_scheduler.inbox import Inbox
+from arena_scheduler.reading import LiveStore
+
+INFEASIBLE_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The answer to a submission."""
+
+    job_id: JobId
+    is_new: bool
+
+
+class Submission:
+    """Everything between a valid specification and a durable job."""
+
+    def __init__(self, *, store: LiveStore, inbox: Inbox, grids: GridCache, view: ClusterView) -> None:
+        self._store = store
+        self._inbox = inbox
+        self._grids = grids
+        self._view = view
+        self._under_way: dict[str, asyncio.Future[JobId]] = {}
+        self._numbers = itertools.count(store.last_job_number() + 1)
+
+    async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
+        """Take a job and return once it is on disk; the same request again gives the same job.
+
+        Raises:
+            UserError: There is no request id, or another user's job has it.
+            InfeasibleError: No group of the present cluster can hold the job.
+            ResourceExhaustedError: Nothing can be written.
+        """
+        if not request_id:
+            raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
+        user = _user_of(spec, caller)
+        under_way = self._under_way.get(request_id)
+        if under_way is not None:
+            return Submitted(job_id=await asyncio.shield(under_way), is_new=False)
+        answer: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
+        self._under_way[request_id] = answer
+        try:
+            submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+        except BaseException as error:
+            answer.set_exception(error if isinstance(error, Exception) else UserError("the submission was cancelled"))
+            answer.exception()  # seen, even if nobody else waits
+            raise
+        else:
+            answer.set_result(submitted.job_id)
+            return submitted
+        finally:
+            del self._under_way[request_id]
+
+    async def _submit(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
+        known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)
+        if known is not None:
+            if known.user != user:
+                raise UserError("this request_id is taken", fix="make a fresh UUID per submission")
+            return Submitted(job_id=known.job_id, is_new=False)
+        if not allow_infeasible:
+            await self._refuse_infeasible(spec)
+        job_id = JobId(f"{self._store.identity}-{next(self._numbers)}")
+        event = JobSubmitted(
+            job_id=job_id,
+            spec=spec.model_copy(update={"user": user}),
+            user=user,
+            request_id=request_id,
+            allow_infeasible=allow_infeasible,
+        )
+        await self._inbox.request(event)
+        return Submitted(job_id=job_id, is_new=True)
+
+    async def _refuse_infeasible(self, spec: JobSpec) -> None:
+        shape = self._view.state.shape
+        if not shape.pools:
+            return  # no node has registered yet: nothing is known
+        grid = (await self._grids.get(spec, shape)).grid
+        if not grid.cells:
+            raise await self._infeasible(spec, shape, grid)
+
+    async def _infeasible(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> InfeasibleError:
+        largest = await largest_feasible(self._grids, spec, shape)
+        reasons = {f"{item.group} ({item.reason})": "" for item in grid.infeasible[:INFEASIBLE_NAMED_MAX]}
+        return InfeasibleError(
+            f"no group of this cluster can hold job {spec.name!r}",
+            why="; ".join([f"largest feasible now: {largest}", f"GPUs in all: {shape.gpu_count}", *reasons]),
+            fix="ask for less, or queue it with --allow-infeasible",
+            details={"largest_feasible": str(largest), "gpu_count": str(shape.gpu_count)},
+        )
+
+
+def _user_of(spec: JobSpec, caller: Caller) -> str:
+    """Return whose job it will be: the caller's, or the user an admin names."""
+    if caller.role is Role.AGENT:
+        raise PermissionDeniedError("an agent may not submit jobs", why=f"the token is {caller.user}'s, an agent")
+    if spec.user is None or spec.user == caller.user:
+        return caller.user
+    if not caller.is_admin:
+        raise PermissionDeniedError(
+            f"you may not submit for {spec.user}", why=f"you are {caller.user}", fix="leave user out"
+        )
+    return spec.user
