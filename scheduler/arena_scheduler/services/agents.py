@@ -73,10 +73,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             raise UnavailableError(f"the session of node {session.node_id} was closed", why=why)
 
     async def _read_register(self, context: Stream) -> pb.Register:
-        self.access.caller(context.invocation_metadata()).require_agent()
+        self.access.caller(context.invocation_metadata() or ()).require_agent()
         try:
             async with asyncio.timeout(REGISTER_DEADLINE_S):
-                first = await context.read()
+                first: object = await context.read()  # may be the end of the stream
         except TimeoutError:
             raise UserError("no registration came", why=f"waited {REGISTER_DEADLINE_S:g} s") from None
         if not isinstance(first, pb.OpenSessionRequest) or first.WhichOneof("message") != "register":
