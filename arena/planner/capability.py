@@ -13,6 +13,9 @@ from arena.domain.job import ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Schedule
 
 
+BYTE_VALUES = 256
+
+
 class Capability(Protocol):
     """Says which plans a worker runs."""
 
@@ -46,13 +49,9 @@ class WorkerCapability:
         return next(self._refusals(train, plan), None)
 
     def _refusals(self, train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
-        if train.precision == "fp16":
-            yield "precision fp16 needs loss scaling, which the worker does not do; use bf16 or fp32"
+        yield from self._model_refusals(train, plan)
         if not plan.is_uniform:
             yield "the worker's mesh is the same on every stage"
-        for name, size in self.tensor_parallel_dimensions(train.model).items():
-            if size % plan.tp:
-                yield f"{name} = {size}: tp in {format_set(divisors(size))}; {plan.tp} does not divide"
         if plan.zero not in self.zero_stages:
             yield f"zero in {format_set(sorted(self.zero_stages))}, got {plan.zero}"
         if plan.schedule not in self.schedules:
@@ -61,12 +60,21 @@ class WorkerCapability:
             yield "the interleaved schedule needs pp of at least 2"
         if any(stage.layer_count < plan.virtual_stage_count for stage in plan.stages):
             yield f"a stage with fewer layers than its {plan.virtual_stage_count} virtual stages"
-        if train.model.tied_embeddings and plan.pp > 1:
-            yield f"tied embeddings live on one pipeline stage, the plan has pp{plan.pp}"
         if plan.expert_parallel > 1:
             yield f"the model has no experts for ep{plan.expert_parallel}"
         if plan.sequence_parallel:
             yield "sequence parallelism is not built"
+
+    def _model_refusals(self, train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
+        if train.precision == "fp16":
+            yield "precision fp16 needs loss scaling, which the worker does not do; use bf16 or fp32"
+        if train.data.source != "tokens" and train.model.vocab_size < BYTE_VALUES:
+            yield f"byte-level text needs vocab_size of at least {BYTE_VALUES}, it is {train.model.vocab_size}"
+        if train.model.tied_embeddings and plan.pp > 1:
+            yield f"tied embeddings live on one pipeline stage, the plan has pp{plan.pp}"
+        for name, size in self.tensor_parallel_dimensions(train.model).items():
+            if size % plan.tp:
+                yield f"{name} = {size}: tp in {format_set(divisors(size))}; {plan.tp} does not divide"
 
 
 def divisors(number: int) -> list[int]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from arena.domain.allocation import Allocation
 from arena.domain.grid import Cell
 from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.records import JobRecord
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.placement import Wanted, fits, place
-from arena.policies.reach import NodeSets, reachable_nodes
+from arena.policies.reach import NodeSets, checkpoint_place, reachable_nodes, sees_place
 
 
 def choose_cell(
@@ -30,15 +32,15 @@ def choose_cell(
         capacity: What is free, with whatever the job would give up already given back.
         prefer: What the job has now: its devices are kept where possible, its checkpoint place stays in reach.
     """
+    job = snapshot.jobs[job_id]
     refusal: Reason | None = None
     node_sets: NodeSets | None = None
-    job = snapshot.jobs[job_id]
     for cell in cells:
-        allowed: NodeSets = (None,)
-        if fits(capacity, cell.group):  # only then the checkpoint places are worth looking at
-            node_sets = reachable_nodes(snapshot, job, prefer) if node_sets is None else node_sets
-            allowed = node_sets
-        for nodes in allowed:
+        if not fits(capacity, cell.group):  # the usual case in a full cluster; the checkpoint place need not be known
+            refusal = refusal or _refusal(place(capacity, cell.group, Wanted(shape=snapshot.shape)))
+            continue
+        node_sets = reachable_nodes(snapshot, job, prefer) if node_sets is None else node_sets
+        for nodes in node_sets:
             wanted = Wanted(
                 plan=cell.best.plan,
                 prefer=prefer,
@@ -49,17 +51,24 @@ def choose_cell(
             found = place(capacity, cell.group, wanted)
             if not isinstance(found, Reason):
                 return cell, found
-            refusal = refusal or _told(found, snapshot, cell, capacity, nodes is not None)
+            refusal = refusal or _blind_refusal(snapshot, job, cell, capacity, nodes) or found
     return refusal or reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no such cell")
 
 
-def _told(found: Reason, snapshot: Snapshot, cell: Cell, capacity: Capacity, restricted: bool) -> Reason:
-    """Name the checkpoint place where it is what stands in the way."""
-    if not restricted or isinstance(place(capacity, cell.group), Reason):
-        return found
-    blind = sorted(node_id for node_id in capacity.rooms if not snapshot.places.get(node_id))
-    return reason(
-        ReasonCode.NO_SHARED_CHECKPOINT_PLACE,
-        place=snapshot.checkpoint_root or "of the job",
-        node=blind[0] if blind else "of another group",
-    )
+def _refusal(found: Allocation | Reason) -> Reason | None:
+    return found if isinstance(found, Reason) else None
+
+
+def _blind_refusal(
+    snapshot: Snapshot, job: JobRecord, cell: Cell, capacity: Capacity, nodes: Set[NodeId] | None
+) -> Reason | None:
+    """Return a refusal that names the checkpoint place, where that alone stands in the way."""
+    if nodes is None:
+        return None
+    anywhere = place(capacity, cell.group, Wanted(plan=cell.best.plan, same_zone=job.spec.gpus.same_zone))
+    if isinstance(anywhere, Reason):
+        return None
+    where = checkpoint_place(snapshot, job)
+    outside = [node_id for node_id in anywhere.node_ids if node_id not in nodes]
+    blind = [node_id for node_id in outside if not sees_place(snapshot, node_id, where)]
+    return reason(ReasonCode.NO_SHARED_CHECKPOINT_PLACE, place=where, node=str((blind or outside)[0]))
