@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import signal
@@ -65,7 +66,7 @@ def sample_ids(attempt: Attempt, layout: ParallelPlan) -> list[list[int]]:
         [json.loads(line) for line in (attempt.directory / f"samples-{rank}.jsonl").read_text().splitlines()]
         for rank in range(0, layout.dp * layout.tp, layout.tp)
     ]
-    return [sum(step, []) for step in zip(*parts, strict=True)]
+    return [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]
 
 
 def state_digests(attempt: Attempt, moment: str, layout: ParallelPlan) -> dict[str, str]:
@@ -138,7 +139,7 @@ def test_the_loss_falls_and_all_steps_are_done_once(undisturbed: Attempt, change
 
 
 def test_each_attempt_resumes_where_the_last_stopped(changed: Sequence[Attempt]) -> None:
-    for before, after in zip(changed, changed[1:], strict=False):
+    for before, after in itertools.pairwise(changed):
         [stopped], [ready] = before.reports_of(Stopped), after.reports_of(Ready)
         assert stopped.step == stopped.durable_step == ready.resumed_step
         assert not ready.skipped
@@ -146,7 +147,7 @@ def test_each_attempt_resumes_where_the_last_stopped(changed: Sequence[Attempt])
 
 def test_resharded_state_is_bitwise_equal(changed: Sequence[Attempt], changed_dir: Path) -> None:
     plans = [plan(text) for text in PLANS]
-    for index, (before, after) in enumerate(zip(changed, changed[1:], strict=False)):
+    for index, (before, after) in enumerate(itertools.pairwise(changed)):
         saved = state_digests(before, "end", plans[index])
         on_disk = {name: digest(tensor) for name, tensor in read_whole(changed_dir / "kept" / str(index + 1)).items()}
         loaded = state_digests(after, "start", plans[index + 1])

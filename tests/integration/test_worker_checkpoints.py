@@ -1,0 +1,273 @@
+"""Checkpoints are complete or invisible, whatever happens while they are written or lie on disk."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.domain.job import JobSpec
+from arena.domain.launch import (
+    CheckpointFailed,
+    CheckpointSaved,
+    Finished,
+    Progress,
+    Ready,
+    Stopped,
+    WorkerError,
+)
+from arena.domain.parallel import ParallelPlan, parse_plan
+from tests.fakes.rank_launcher import Attempt, RankLauncher, make_launch
+
+pytestmark = pytest.mark.slow
+
+ALONE = parse_plan("dp1 mb4", layer_count=2)
+PAIR = parse_plan("dp2 mb2", layer_count=2)
+ENDLESS = 100_000
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[RankLauncher]:
+    launcher = RankLauncher.start()
+    yield launcher
+    launcher.close()
+
+
+def job(steps: int, *, interval: int = 2, keep: int = 2, hidden: int = 16, batch: int = 4, **data: object) -> JobSpec:
+    model = {"family": "llama", "layers": 2, "hidden": hidden, "heads": 2, "kv_heads": 1, "seq_len": 16}
+    return JobSpec.model_validate(
+        {
+            "name": "job",
+            "train": {"model": model, "global_batch": batch, "data": data or {"source": "builtin"}},
+            "stop": {"steps": steps},
+            "checkpoint": {"interval_steps": interval, "keep": keep},
+        }
+    )
+
+
+def newest(directory: Path) -> Path:
+    return max((directory / "checkpoints").glob("step-*"))
+
+
+def ready(attempt: Attempt) -> Ready:
+    return attempt.reports_of(Ready)[0]
+
+
+def failing(
+    launcher: RankLauncher, directory: Path, spec: JobSpec, layout: ParallelPlan, epoch: int
+) -> list[WorkerError]:
+    attempt = launcher.launch(directory, make_launch(directory, spec, layout, epoch=epoch))
+    assert set(attempt.wait()) == {1}
+    return attempt.reports_of(WorkerError)
+
+
+def cut_off(checkpoint: Path) -> None:
+    shard = min(checkpoint.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-7])
+
+
+def delete_shard(checkpoint: Path) -> None:
+    min(checkpoint.glob("*.distcp")).unlink()
+
+
+def flip_byte(checkpoint: Path) -> None:
+    shard = min(checkpoint.glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    shard.write_bytes(content)
+
+
+def lose_manifest(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+
+
+def garble_manifest(checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").write_text('{"step": ')
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (cut_off, "bytes, the manifest says"),
+        (delete_shard, "lacks its file"),
+        (flip_byte, "differs from its digest"),
+        (lose_manifest, "has no manifest"),
+        (garble_manifest, "unreadable manifest"),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_named(
+    launcher: RankLauncher, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    launcher.run(tmp_path, job(6), ALONE)
+    damage(newest(tmp_path))
+    resumed = launcher.run(tmp_path, job(8), PAIR, epoch=2)
+    assert ready(resumed).resumed_step == 4
+    assert list(ready(resumed).skipped) == ["step-00000006"]
+    assert reason in ready(resumed).skipped["step-00000006"]
+    again = launcher.run(tmp_path, job(10), ALONE, epoch=3)
+    assert ready(again).resumed_step == 8
+    assert not ready(again).skipped
+
+
+def test_empty_and_foreign_directories_do_not_count(launcher: RankLauncher, tmp_path: Path) -> None:
+    launcher.run(tmp_path, job(4), ALONE)
+    root = tmp_path / "checkpoints"
+    (root / "step-00999999").mkdir()
+    (root / "step-latest").mkdir()
+    (root / "notes.txt").write_text("mine")
+    shutil.copytree(newest_complete(root), root / "step-00000888")
+    resumed = launcher.run(tmp_path, job(6), ALONE, epoch=2)
+    assert ready(resumed).resumed_step == 4
+    assert set(ready(resumed).skipped) == {"step-00999999", "step-00000888"}
+    assert (root / "notes.txt").exists()
+
+
+def newest_complete(root: Path) -> Path:
+    return max(path.parent for path in root.glob("step-*/manifest.json"))
+
+
+def test_nothing_is_started_afresh_over_damaged_work(launcher: RankLauncher, tmp_path: Path) -> None:
+    launcher.run(tmp_path, job(4), ALONE)
+    for checkpoint in (tmp_path / "checkpoints").glob("step-*"):
+        cut_off(checkpoint)
+    [error] = failing(launcher, tmp_path, job(6), ALONE, epoch=2)
+    assert error.code == "checkpoint"
+    assert "step-00000004" in error.message
+
+
+@pytest.mark.parametrize(
+    ("other", "values"),
+    [
+        ({"hidden": 32}, ('"hidden":16', '"hidden":32')),
+        ({"batch": 8}, ("has 4", "has 8")),
+        ({"source": "text"}, ("tokens",)),
+    ],
+)
+def test_a_checkpoint_of_another_job_is_refused_with_both_values(
+    launcher: RankLauncher, tmp_path: Path, other: dict[str, object], values: tuple[str, ...]
+) -> None:
+    launcher.run(tmp_path, job(2), ALONE)
+    if "source" in other:
+        (tmp_path / "text").write_text("some other text " * 50)
+        other["path"] = str(tmp_path / "text")
+    errors = failing(launcher, tmp_path, job(4, **other), PAIR, epoch=2)  # type: ignore[arg-type]
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert all(value in errors[0].message for value in values), errors[0].message
+
+
+def test_only_the_newest_are_kept_and_nothing_temporary(launcher: RankLauncher, tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    (root / ".tmp-step-00000002.0").mkdir(parents=True)
+    (root / ".tmp-step-00000002.0" / "__0_0.distcp").write_bytes(b"left by a killed attempt")
+    launcher.run(tmp_path, job(9, interval=2, keep=3), ALONE)
+    assert sorted(path.name for path in root.glob("step-*")) == [f"step-0000000{step}" for step in (6, 8, 9)]
+    assert not list(root.rglob(".tmp-*"))
+
+
+def test_an_older_attempt_can_no_longer_save(launcher: RankLauncher, tmp_path: Path) -> None:
+    old = launcher.launch(tmp_path, make_launch(tmp_path, job(ENDLESS, interval=1), PAIR, epoch=1))
+    old.wait_for(CheckpointSaved)
+    (tmp_path / "checkpoints" / "fence.json").write_text('{"epoch": 2}')
+    assert set(old.wait()) == {1}
+    errors = old.reports_of(WorkerError)
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert "attempt 2" in errors[0].message
+    # Nor can it start again.
+    *_, error = failing(launcher, tmp_path, job(ENDLESS), ALONE, epoch=1)
+    assert (error.code, error.rank) == ("checkpoint", 0)
+
+
+def test_a_full_disk_fails_the_save_and_not_the_training(launcher: RankLauncher, tmp_path: Path) -> None:
+    spec = job(ENDLESS, interval=5, hidden=64)
+    launch = make_launch(tmp_path, spec, PAIR)
+    attempt = launcher.launch(tmp_path, launch, target="tests.fakes.worker_targets:run_with_small_disk")
+    attempt.wait_for(CheckpointSaved)
+    attempt.signal(signal.SIGUSR1, rank=1)
+    attempt.wait_for(CheckpointFailed, count=2)
+    durable = attempt.reports_of(CheckpointSaved)
+    attempt.signal(signal.SIGUSR2, rank=1)
+    attempt.wait_for(CheckpointSaved, count=len(durable) + 1)
+    attempt.signal(signal.SIGTERM)
+    attempt.finish()
+    failures = attempt.reports_of(CheckpointFailed)
+    assert "File too large" in failures[0].error
+    assert attempt.reports_of(Stopped)[0].durable_step > failures[-1].step
+    assert not list((tmp_path / "checkpoints").glob(".tmp-*"))
+
+
+def test_a_failed_last_save_is_said_and_the_older_state_stays(launcher: RankLauncher, tmp_path: Path) -> None:
+    spec = job(ENDLESS, interval=5, hidden=64)
+    target = "tests.fakes.worker_targets:run_with_small_disk"
+    attempt = launcher.launch(tmp_path, make_launch(tmp_path, spec, ALONE), target=target)
+    attempt.wait_for(CheckpointSaved)
+    attempt.signal(signal.SIGUSR1)
+    attempt.wait_for(CheckpointFailed)
+    attempt.signal(signal.SIGTERM)
+    attempt.finish()
+    [stopped] = attempt.reports_of(Stopped)
+    assert stopped.durable_step < stopped.step
+    resumed = launcher.run(tmp_path, job(stopped.step + 1, hidden=64), PAIR, epoch=2)
+    assert ready(resumed).resumed_step == stopped.durable_step
+
+
+def test_killed_while_saving_it_always_resumes(launcher: RankLauncher, tmp_path: Path) -> None:
+    """Kill all ranks at random moments while they save after every step."""
+    moments = random.Random(20)
+    last_step = 0
+    for epoch in range(1, 13):
+        layout = (ALONE, PAIR)[epoch % 2]
+        attempt = launcher.launch(tmp_path, make_launch(tmp_path, job(ENDLESS, interval=1), layout, epoch=epoch))
+        attempt.wait_for(CheckpointSaved)
+        until_s = time.monotonic() + moments.uniform(0.0, 0.15)
+        while time.monotonic() < until_s:
+            launcher.poll(0.001)
+        attempt.signal(signal.SIGKILL)
+        attempt.wait()
+        assert ready(attempt).resumed_step >= last_step, "went back behind a durable checkpoint"
+        last_step = max(report.step for report in attempt.reports_of(CheckpointSaved))
+    done = launcher.run(tmp_path, job(last_step + 3), ALONE, epoch=13)
+    assert ready(done).resumed_step >= last_step
+    assert len(done.reports_of(Finished)) == 1
+    assert not list((tmp_path / "checkpoints").rglob(".tmp-*"))
+
+
+def test_the_manifest_lists_every_parameter_once(launcher: RankLauncher, tmp_path: Path) -> None:
+    layout = parse_plan("dp1 pp2 mb2", layer_count=2)
+    launcher.run(tmp_path, job(2), layout)
+    manifest = json.loads((newest(tmp_path) / "manifest.json").read_text())
+    names = manifest["parameters"]
+    assert len(set(names)) == len(names) == 1 + 2 * 9 + 2
+    assert {"embed.weight", "layers.0.attn.wq.weight", "layers.1.mlp.w_out.weight", "head.weight"} <= set(names)
+    assert manifest["optimizer_state"] == ["exp_avg", "exp_avg_sq"]
+    assert manifest["samples_consumed"] == 2 * 4
+    assert manifest["plan"] == str(layout)
+
+
+def test_progress_is_written_before_what_follows_it(launcher: RankLauncher, tmp_path: Path) -> None:
+    done = launcher.run(tmp_path, job(7, interval=3), ALONE)
+    seen = 0
+    for report in done.reports():
+        if isinstance(report, Progress):
+            seen = report.points[-1].step
+        if isinstance(report, CheckpointSaved | Finished):
+            assert seen == report.step
+
+
+def test_a_taken_port_is_named(launcher: RankLauncher, tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        launch = replace(make_launch(tmp_path, job(2), ALONE), master_port=holder.getsockname()[1])
+        attempt = launcher.launch(tmp_path, launch)
+        assert attempt.wait() == [1]
+    [error] = attempt.reports_of(WorkerError)
+    assert error.code == "port"
+    assert str(launch.master_port) in error.message
