@@ -1,0 +1,295 @@
+"""The typed client of a scheduler: values in, values out; proto stays behind the codec."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from arena.client.channel import Connection, is_unavailable, retrying
+from arena.client.settings import ClientSettings
+from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import AttemptId
+from arena.domain.records import EntryKind, HistoryEntry, JobState
+from arena.rpc import codec
+from arena.rpc.codec.enums import JOB_STATE
+from arena.rpc.status import error_from_rpc
+from arena.rpc.v1 import admin_service_pb2 as admin_pb
+from arena.rpc.v1 import job_service_pb2 as job_pb
+from arena.rpc.version import hello
+from arena.rpc.views import AttemptView, JobView, NodeView, StatusView
+
+_PAGE_SIZE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """The answer to a submission; ``is_new`` is false when the request had been accepted before."""
+
+    job_id: JobId
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetail:
+    """A job with all its attempts, oldest first."""
+
+    job: JobView
+    attempts: tuple[AttemptView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """The jobs that will be cancelled, and those that were over already."""
+
+    cancelled: tuple[JobId, ...]
+    ended: tuple[JobId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChunk:
+    """A piece of one rank's log.
+
+    Args:
+        offset_bytes: Where it starts in what the rank wrote.
+        dropped_bytes: What the log's cap dropped just before it.
+    """
+
+    attempt_id: AttemptId
+    rank: int
+    offset_bytes: int
+    data: bytes
+    dropped_bytes: int
+
+
+class ArenaClient:
+    """A client of one scheduler; use it as a context manager.
+
+    Every method raises an ``ArenaError``: the one that the scheduler raised, or ``UnavailableError`` with the address
+    when nobody answers.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._connection = Connection(settings)
+
+    def __enter__(self) -> ArenaClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def submit(self, spec: JobSpec, *, allow_infeasible: bool = False, request_id: str | None = None) -> Submitted:
+        """Submit a job; returns once it is on disk.
+
+        Args:
+            spec: The job.
+            allow_infeasible: Queue it even if no group of the present cluster can hold it.
+            request_id: Repeating a submission with the same id gives the same job; made here by default.
+        """
+        request = job_pb.SubmitJobRequest(
+            hello=hello(),
+            request_id=request_id or _request_id(),
+            spec=codec.spec_to_proto(spec),
+            allow_infeasible=allow_infeasible,
+        )
+        response = self._connection.call(self._connection.jobs.SubmitJob, request)
+        return Submitted(job_id=JobId(response.job_id), is_new=response.is_new)
+
+    def job(self, job_id: str) -> JobDetail:
+        """Return a job and its attempts."""
+        request = job_pb.GetJobRequest(hello=hello(), job_id=job_id)
+        response = self._connection.call(self._connection.jobs.GetJob, request)
+        return JobDetail(
+            job=codec.job_from_proto(response.job),
+            attempts=tuple(codec.attempt_from_proto(attempt) for attempt in response.attempts),
+        )
+
+    def jobs(
+        self, *, states: Iterable[JobState] = (), user: str | None = None, project: str | None = None
+    ) -> Iterator[JobView]:
+        """Yield jobs, newest first, page by page as they are consumed.
+
+        Args:
+            states: Only jobs in these states; empty means all.
+            user: Only jobs of this user.
+            project: Only jobs of this project.
+        """
+        request = job_pb.ListJobsRequest(
+            hello=hello(),
+            states=[JOB_STATE.to_proto(state) for state in states],
+            user=user,
+            project=project,
+            page_size=_PAGE_SIZE,
+        )
+        for page in self._pages(self._connection.jobs.ListJobs, request):
+            yield from (codec.job_from_proto(job) for job in page.jobs)
+
+    def cancel(self, job_ids: Iterable[str] = (), *, all_mine: bool = False) -> Cancelled:
+        """Cancel jobs in one transaction; returns once that is recorded, not once they are gone."""
+        request = job_pb.CancelJobsRequest(
+            hello=hello(), request_id=_request_id(), job_ids=list(job_ids), all_mine=all_mine
+        )
+        response = self._connection.call(self._connection.jobs.CancelJobs, request)
+        return Cancelled(
+            cancelled=tuple(JobId(job_id) for job_id in response.cancelled_job_ids),
+            ended=tuple(JobId(job_id) for job_id in response.ended_job_ids),
+        )
+
+    def hold(self, job_id: str) -> JobView:
+        """Keep a job from running until it is released."""
+        request = job_pb.HoldJobRequest(hello=hello(), request_id=_request_id(), job_id=job_id)
+        return codec.job_from_proto(self._connection.call(self._connection.jobs.HoldJob, request).job)
+
+    def release(self, job_id: str) -> JobView:
+        """Let a held job run again."""
+        request = job_pb.ReleaseJobRequest(hello=hello(), request_id=_request_id(), job_id=job_id)
+        return codec.job_from_proto(self._connection.call(self._connection.jobs.ReleaseJob, request).job)
+
+    def status(self, *, job_count_max: int = 0) -> StatusView:
+        """Return the cluster at a glance; ``job_count_max`` bounds each list of jobs (0: the server's default)."""
+        request = admin_pb.GetStatusRequest(hello=hello(), job_count_max=job_count_max)
+        return codec.status_from_proto(self._connection.call(self._connection.admin.GetStatus, request))
+
+    def nodes(self) -> Iterator[NodeView]:
+        """Yield the nodes, page by page as they are consumed."""
+        request = admin_pb.ListNodesRequest(hello=hello(), page_size=_PAGE_SIZE)
+        for page in self._pages(self._connection.admin.ListNodes, request):
+            yield from (codec.node_from_proto(node) for node in page.nodes)
+
+    def drain(self, node_id: str, *, why: str) -> NodeView:
+        """Take a node out of use: jobs move away or end, nothing new starts there."""
+        request = admin_pb.DrainNodeRequest(hello=hello(), request_id=_request_id(), node_id=node_id, why=why)
+        return codec.node_from_proto(self._connection.call(self._connection.admin.DrainNode, request).node)
+
+    def undrain(self, node_id: str) -> NodeView:
+        """Take a drained node back into use."""
+        request = admin_pb.UndrainNodeRequest(hello=hello(), request_id=_request_id(), node_id=node_id)
+        return codec.node_from_proto(self._connection.call(self._connection.admin.UndrainNode, request).node)
+
+    def stream_events(
+        self,
+        *,
+        after_index: int = 0,
+        job_id: str | None = None,
+        node_id: str | None = None,
+        kinds: Iterable[EntryKind] = (),
+        follow: bool = False,
+    ) -> Iterator[HistoryEntry]:
+        """Yield history entries in order, without gaps also across a restart of the scheduler.
+
+        Args:
+            after_index: Only entries with a greater index.
+            job_id: Only entries of this job.
+            node_id: Only entries of this node.
+            kinds: Only entries of these kinds; empty means all.
+            follow: Go on as entries appear instead of ending with the present.
+        """
+        request = job_pb.StreamEventsRequest(
+            hello=hello(),
+            after_index=after_index,
+            job_id=job_id,
+            node_id=node_id,
+            kinds=[kind.value for kind in kinds],
+            follow=follow,
+        )
+        for response in self._resumed(request):
+            for message in response.entries:
+                yield codec.entry_from_proto(message)
+
+    def stream_logs(
+        self,
+        job_id: str,
+        *,
+        rank: int | None = None,
+        epoch: int | None = None,
+        follow: bool = False,
+        tail_bytes: int | None = None,
+    ) -> Iterator[LogChunk]:
+        """Yield a job's output in pieces.
+
+        Args:
+            job_id: The job.
+            rank: Only this rank; all by default.
+            epoch: The attempt; the latest by default.
+            follow: Go on as the ranks write.
+            tail_bytes: Only so many bytes from the end of each rank's log.
+        """
+        request = job_pb.StreamLogsRequest(
+            hello=hello(), job_id=job_id, rank=rank, epoch=epoch, follow=follow, tail_bytes=tail_bytes
+        )
+        for chunk in self._stream(self._connection.jobs.StreamLogs, request):
+            yield LogChunk(
+                attempt_id=AttemptId(chunk.attempt_id),
+                rank=chunk.rank,
+                offset_bytes=chunk.offset_bytes,
+                data=chunk.data,
+                dropped_bytes=chunk.dropped_bytes,
+            )
+
+    def _pages(self, method: Any, request: Any) -> Iterator[Any]:
+        while True:
+            response = self._connection.call(method, request)
+            yield response
+            if not response.next_page_token:
+                return
+            request.page_token = response.next_page_token
+
+    def _resumed(self, request: job_pb.StreamEventsRequest) -> Iterator[job_pb.StreamEventsResponse]:
+        """Yield batches of events; a broken stream is opened again behind the last entry, for a bounded time."""
+        connection = self._connection
+        stream: Iterator[Any] | None = None
+
+        def next_batch() -> Any:
+            nonlocal stream
+            if stream is None:
+                stream = connection.jobs.StreamEvents(request, metadata=connection.metadata)
+            try:
+                return next(stream, None)
+            except grpc.RpcError as failure:
+                if is_unavailable(failure):
+                    stream = None
+                raise
+
+        try:
+            while (batch := retrying(connection.settings.retry_s)(next_batch)) is not None:
+                if batch.entries:
+                    request.after_index = batch.entries[-1].index
+                yield batch
+        except grpc.RpcError as failure:
+            raise error_from_rpc(failure, connection.settings.address) from failure
+        finally:
+            if stream is not None:
+                stream.cancel()  # type: ignore[attr-defined]
+
+    def _stream(self, method: Any, request: Any) -> Iterator[Any]:
+        call = method(request, metadata=self._connection.metadata)
+        with closing(_Cancelling(call)):
+            try:
+                yield from call
+            except grpc.RpcError as failure:
+                raise error_from_rpc(failure, self._connection.settings.address) from failure
+
+
+class _Cancelling:
+    """Ends a streaming call when its reader stops early."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+def _request_id() -> str:
+    return uuid.uuid4().hex
