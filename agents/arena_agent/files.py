@@ -29,6 +29,24 @@ def write_durably(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+def create_durably(path: Path, text: str) -> bool:
+    """Make a file that must not exist yet, complete from the first moment.
+
+    Returns:
+        False when it exists already.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    write_durably(temporary, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    sync_directory(path.parent)
+    return True
+
+
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -73,6 +91,11 @@ class AttemptFiles:
     def report_offset(self) -> Path:
         """Up to where the reports surely reached the scheduler."""
         return self.directory / "report.offset"
+
+    @property
+    def claim(self) -> Path:
+        """Made once, by the supervisor that runs the attempt or by an agent that gives the attempt up."""
+        return self.directory / "claim.json"
 
     @property
     def started(self) -> Path:

@@ -50,7 +50,53 @@ class Launcher:
         self._run_rank = run_rank
         self._attempt_id_address = attempt_id_address
 
-    def serve(run_rank: RankFunction, environ: Mapping[str, str]) -> int:
+    def serve(self) -> None:
+        """Say that it is ready, then answer requests until the agent is gone."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors are reaped by the kernel
+        self._channel.send(READY)
+        while directory := self._channel.recv(REQUEST_BYTES_MAX):
+            self._channel.send(self._fork_supervisor(directory.decode()))
+
+    def _fork_supervisor(self, directory: str) -> bytes:
+        """Return the new supervisor's pid, or the error as text."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            return str(error).encode()
+        if pid == 0:
+            self._channel.detach()  # its descriptor is replaced below
+            self._be_supervisor(AttemptFiles(directory=Path(directory)))
+        return str(pid).encode()
+
+    def _be_supervisor(self, files: AttemptFiles) -> NoReturn:
+        code = 1
+        try:
+            _become_supervisor_process(files)
+            order = ShimOrder.from_json(files.order.read_text(encoding="utf-8"))
+            overwrite_environment(self._attempt_id_address, ATTEMPT_ID_WIDTH, order.attempt_id)
+            Supervisor(files, order, ForkStarter(self._run_rank)).run()
+            code = 0
+        except BaseException:  # noqa: BLE001 - outermost frame of a process
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _become_supervisor_process(files: AttemptFiles) -> None:
+    os.setsid()
+    become_subreaper()
+    set_process_name("arena-shim")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    log = os.open(files.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.closerange(3, 1024)  # whatever the launcher's imports opened stays behind
+
+
+def serve(run_rank: RankFunction, environ: Mapping[str, str]) -> int:
     """Run the launcher in this process, whose stdin is the socket to its agent.
 
     Returns:

@@ -110,7 +110,7 @@ def _become_rank_process(rank: int, output: int) -> None:
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 65_536 else 65_536)
+    os.closerange(3, min(65536, os.sysconf("SC_OPEN_MAX")))
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -15,7 +15,7 @@ import signal
 from pathlib import Path
 
 from arena_agent.clock import boot_s
-from arena_agent.files import AttemptFiles, read_json, write_durably
+from arena_agent.files import AttemptFiles, create_durably, read_json, write_durably
 from arena_agent.memory import oom_kill_count
 from arena_agent.procfs import descendants, process_entry, process_table
 from arena_agent.rank_log import RankLog
@@ -58,7 +58,12 @@ class Supervisor:
         self._locks: list[int] = []
 
     def run(self) -> None:
-        """Start the ranks, stay until none and nothing of theirs is left, write ``exit.json``."""
+        """Start the ranks, stay until none and nothing of theirs is left, write ``exit.json``.
+
+        The attempt is claimed first: an agent that was restarted meanwhile may have given it up.
+        """
+        if not self._claim():
+            return
         self._oom_count_before = oom_kill_count()
         self._listen_to_signals()
         launch_error = None
@@ -71,6 +76,11 @@ class Supervisor:
         leftovers = self._sweep()
         self._read_ready(0.0)
         self._write_exit(launch_error, leftovers)
+
+    def _claim(self) -> bool:
+        entry = process_entry(os.getpid())
+        identity = {"pid": os.getpid(), "start_ticks": entry.identity.start_ticks if entry else 0}
+        return create_durably(self._files.claim, json.dumps(identity))
 
     def _listen_to_signals(self) -> None:
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,0 +1,292 @@
+"""The agent's shell: it carries out what the state machine says, with journal, processes, devices and the link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
+
+from arena.domain.cluster import Device, NodeInfo
+from arena.domain.events import NodeRegistered
+from arena.domain.launch import LAUNCH_JSON, AttemptId, DeviceId, Launch
+from arena.domain.records import EndKind, NodeEnd
+from arena.errors import ArenaError
+from arena.rpc.codec import Verdict, launch_from_proto, stop_attempt_from_proto
+from arena.rpc.v1 import agent_service_pb2 as pb
+from arena_agent.clock import boot_s
+from arena_agent.devices import DeviceSource, Inventory
+from arena_agent.files import StateFiles
+from arena_agent.journal import Journal
+from arena_agent.launching import LaunchRefusedError, Starter
+from arena_agent.link import News, Session
+from arena_agent.logs import LogSender, prune
+from arena_agent.machine import (
+    AgentEvent,
+    AgentState,
+    EndAcknowledged,
+    HeldShare,
+    LaunchAsked,
+    RanksUp,
+    StartSupervisor,
+    StopAsked,
+    StopShare,
+    SupervisorUp,
+    TellEnded,
+    TellStarted,
+    VerifiedGone,
+    Write,
+    handle,
+)
+from arena_agent.news import Newsroom
+from arena_agent.procfs import ProcessIdentity, is_alive
+from arena_agent.shares import ShareKeeper
+
+_DEVICE_CHECK_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """One node of the cluster.
+
+    Args:
+        info: What the node is, but for its devices' states.
+        state: What the journal says it holds.
+        files: Its files.
+        journal: Opened for appending.
+        devices: Its devices.
+        starter: Starts supervisors.
+        keeper: Watches, stops and clears away shares.
+        logs_kept_max: Ended attempts whose files are kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        info: NodeInfo,
+        state: AgentState,
+        files: StateFiles,
+        journal: Journal,
+        devices: DeviceSource,
+        starter: Starter,
+        keeper: ShareKeeper,
+        logs_kept_max: int,
+    ) -> None:
+        self._info = info
+        self._state = state
+        self._files = files
+        self._journal = journal
+        self._devices = devices
+        self._starter = starter
+        self._keeper = keeper
+        self._logs_kept_max = logs_kept_max
+        self._news = Newsroom(files, boot_s)
+        self._logs = LogSender(files)
+        self._may_have_news = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._leftovers: dict[DeviceId, tuple[ProcessIdentity, ...]] = {}
+        self._cleaning: str | None = None
+        self._inventory = Inventory(devices=())
+
+    @property
+    def state(self) -> AgentState:
+        """What it holds."""
+        return self._state
+
+    # What happens, in the machine's words
+
+    def take(self, event: AgentEvent) -> None:
+        """Handle an event: the journal first, then the deeds."""
+        self._state, effects = handle(self._state, event)
+        self._journal.append(*(effect.record for effect in effects if isinstance(effect, Write)))
+        for effect in effects:
+            match effect:
+                case StartSupervisor(launch=launch):
+                    self._spawn(self._run_share(launch), launch.attempt_id)
+                case StopShare(attempt_id=attempt_id, mode=mode, grace_s=grace_s):
+                    share = self._state.shares[attempt_id]
+                    self._spawn(self._keeper.stop(share, mode, grace_s), attempt_id)
+                case TellStarted() | TellEnded() | Write():
+                    self._may_have_news.set()
+
+    def recover(self) -> None:
+        """Take up the shares that the journal says live."""
+        for share in self._state.live:
+            self._spawn(self._readopt(share), share.attempt_id)
+
+    def mark_strays(self, strays: Sequence[str]) -> None:
+        """Have the node show that it is not clean, before it registers."""
+        if strays:
+            self._cleaning = f"cleaning: processes of unknown attempts {', '.join(strays)}"
+
+    async def clean(self, strays: Iterable[str]) -> None:
+        """Kill processes of ours whose attempt is unknown; the node has a problem until they are gone."""
+        for name in strays:
+            left = await self._keeper.clear_stray(name)
+            while left:
+                pids = ", ".join(str(identity.pid) for identity in left)
+                self._cleaning = f"cleaning: processes {pids} of unknown attempt {name} do not die"
+                self._check_devices()
+                left = await self._keeper.clear_stray(name)
+        self._cleaning = None
+        self._check_devices()
+
+    async def watch_devices(self) -> None:
+        """Look at the devices again and again."""
+        while True:
+            self._check_devices()
+            await asyncio.sleep(_DEVICE_CHECK_S)
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(self._guarded(work, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[None, None, None], name: str) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - the outermost frame of a share's life
+            _log.exception("attempt %s", name)
+
+    async def _run_share(self, launch: Launch) -> None:
+        try:
+            supervisor = await self._starter.start(launch)
+        except LaunchRefusedError as error:
+            end = NodeEnd(
+                node_id=self._info.node_id,
+                kind=EndKind.LAUNCH_FAILED,
+                error_code=error.error_code,
+                message=error.message,
+            )
+            self.take(VerifiedGone(attempt_id=launch.attempt_id, end=end, gone_boot_s=boot_s()))
+            return
+        self.take(SupervisorUp(attempt_id=launch.attempt_id, supervisor=supervisor))
+        await self._watch_share(launch.attempt_id, launch)
+
+    async def _readopt(self, share: HeldShare) -> None:
+        launch = self._stored_launch(share.attempt_id)
+        if share.supervisor is None:
+            supervisor = self._keeper.claim_or_adopt(share.attempt_id)
+            if supervisor is not None:
+                self.take(SupervisorUp(attempt_id=share.attempt_id, supervisor=supervisor))
+        await self._watch_share(share.attempt_id, launch)
+
+    def _stored_launch(self, attempt_id: AttemptId) -> Launch | None:
+        try:
+            return LAUNCH_JSON.validate_json(self._files.attempt(attempt_id).launch.read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    async def _watch_share(self, attempt_id: AttemptId, launch: Launch | None) -> None:
+        """Stay with a share until nothing of it is left."""
+        share = self._state.shares[attempt_id]
+        if share.stop_mode is not None:  # asked for before there was anybody to tell
+            self._spawn(self._keeper.stop(share, share.stop_mode, 0.0), attempt_id)
+        if await self._keeper.wait_started(share):
+            self.take(RanksUp(attempt_id=attempt_id))
+        await self._keeper.wait_gone(share)
+        share = self._state.shares[attempt_id]
+        gone = await self._keeper.clear(share, launch)
+        self._leftovers.update(dict.fromkeys(gone.end.dirty, gone.leftovers))
+        self.take(VerifiedGone(attempt_id=attempt_id, end=gone.end, gone_boot_s=gone.gone_boot_s))
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        held = frozenset(device for share in self._state.live for device in share.devices)
+        inventory = self._devices.inventory(held)
+        self._leftovers = {
+            device: living
+            for device, identities in self._leftovers.items()
+            if (living := tuple(identity for identity in identities if is_alive(identity)))
+        }
+        devices = tuple(self._with_leftovers(device) for device in inventory.devices)
+        inventory = Inventory(devices=devices, problem=self._cleaning or inventory.problem)
+        if inventory != self._inventory:
+            self._inventory = inventory
+            self._may_have_news.set()
+
+    def _with_leftovers(self, device: Device) -> Device:
+        identities = self._leftovers.get(device.device_id, ())
+        if not identities:
+            return device
+        pids = ", ".join(str(identity.pid) for identity in identities)
+        return replace(device, dirty=f"leftover processes {pids} do not die")
+
+    async def close(self) -> None:
+        """Let go of everything; the shares live on."""
+        self._logs.cancel_all()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # What the link asks
+
+    def registration(self) -> NodeRegistered:
+        """Return the full inventory."""
+        self._check_devices()
+        held, ended = self._news.begin(self._state, self._inventory)
+        info = replace(self._info, devices=self._inventory.devices, problem=self._inventory.problem)
+        return NodeRegistered(info=info, held=held, ended=ended)
+
+    def news(self) -> Iterable[News]:
+        """Return what was not yet said."""
+        return tuple(self._news.collect(self._state, self._inventory))
+
+    async def wait_for_news(self, limit_s: float) -> None:
+        """Return when there may be news, or after the limit."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._may_have_news.wait(), limit_s)
+        self._may_have_news.clear()
+
+    def take_verdict(self, verdict: Verdict) -> None:
+        """Kill what the scheduler does not want."""
+        for attempt_id in verdict.kill:
+            if attempt_id in self._state.shares:
+                self.take(StopAsked(attempt_id=attempt_id, mode="kill", grace_s=0.0))
+
+    def session_ended(self) -> None:
+        """Stop sending logs into a stream that is gone."""
+        self._logs.cancel_all()
+
+    def take_message(self, message: pb.OpenSessionResponse, session: Session) -> None:
+        """Act on a command; one that cannot be read is logged, the stream goes on."""
+        try:
+            self._take_message(message, session)
+        except ArenaError as error:
+            _log.error("a command of the scheduler cannot be carried out: %s", error.message)
+
+    def _take_message(self, message: pb.OpenSessionResponse, session: Session) -> None:
+        node_id = self._info.node_id
+        match message.WhichOneof("message"):
+            case "launch":
+                launch = launch_from_proto(message.launch)
+                self.take(LaunchAsked(launch=launch, unfit=self._unfit(launch)))
+            case "stop_attempt":
+                stop = stop_attempt_from_proto(message.stop_attempt, node_id)
+                self.take(StopAsked(attempt_id=stop.attempt_id, mode=stop.mode, grace_s=stop.grace_s))
+            case "acknowledge_end":
+                self._acknowledge(AttemptId(message.acknowledge_end.attempt_id))
+            case "read_log":
+                self._logs.start(message.read_log, session)
+            case "cancel_read":
+                self._logs.cancel(message.cancel_read.read_id)
+            case other:
+                _log.warning("a message of kind %s is not known here", other)
+
+    def _acknowledge(self, attempt_id: AttemptId) -> None:
+        self.take(EndAcknowledged(attempt_id=attempt_id))
+        self._news.forget(attempt_id)
+        prune(self._files, self._logs_kept_max, frozenset(self._state.shares))
+
+    def _unfit(self, launch: Launch) -> str | None:
+        """Return why this node's devices do not suit a launch."""
+        self._check_devices()
+        devices = {device.device_id: device for device in self._inventory.devices}
+        for device_id in launch.device_ids:
+            if device_id not in devices:
+                return f"device {device_id} is not on this node"
+            if devices[device_id].dirty is not None:
+                return f"device {device_id} is dirty: {devices[device_id].dirty}"
+        return None
