@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
-from arena.errors import InfeasibleError, PermissionDeniedError, UserError
+from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, UserError
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.grids import GridCache, largest_feasible
@@ -18,6 +19,7 @@ from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import LiveStore
 
 INFEASIBLE_NAMED_MAX = 5
+REQUESTS_REMEMBERED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Submission:
         self._grids = grids
         self._view = view
         self._under_way: dict[str, asyncio.Future[JobId]] = {}
+        self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
 
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
@@ -68,11 +71,9 @@ class Submission:
             del self._under_way[request_id]
 
     async def _submit(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
-        known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)
-        if known is not None:
-            if known.user != user:
-                raise UserError("this request_id is taken", fix="make a fresh UUID per submission")
-            return Submitted(job_id=known.job_id, is_new=False)
+        recent = self._recent.get(request_id)
+        if recent is not None:
+            return _repeated(*recent, user)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
         job_id = JobId(f"{self._store.identity}-{next(self._numbers)}")
@@ -83,8 +84,21 @@ class Submission:
             request_id=request_id,
             allow_infeasible=allow_infeasible,
         )
-        await self._inbox.request(event)
+        try:
+            await self._inbox.request(event)
+        except InternalError:
+            # The table keeps request ids unique: most likely this one was accepted long ago.
+            known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)
+            if known is None:
+                raise
+            return _repeated(known.job_id, known.user, user)
+        self._remember(request_id, job_id, user)
         return Submitted(job_id=job_id, is_new=True)
+
+    def _remember(self, request_id: str, job_id: JobId, user: str) -> None:
+        self._recent[request_id] = (job_id, user)
+        if len(self._recent) > REQUESTS_REMEMBERED:
+            self._recent.popitem(last=False)
 
     async def _refuse_infeasible(self, spec: JobSpec) -> None:
         shape = self._view.state.shape
@@ -103,6 +117,12 @@ class Submission:
             fix="ask for less, or queue it with --allow-infeasible",
             details={"largest_feasible": str(largest), "gpu_count": str(shape.gpu_count)},
         )
+
+
+def _repeated(job_id: JobId, owner: str, user: str) -> Submitted:
+    if owner != user:
+        raise UserError("this request_id is taken", fix="make a fresh UUID per submission")
+    return Submitted(job_id=job_id, is_new=False)
 
 
 def _user_of(spec: JobSpec, caller: Caller) -> str:

@@ -1,0 +1,141 @@
+"""A store in memory that keeps the promises of the durable one, for tests that are about something else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.events import Event, GridBuilt
+from arena.domain.grid import Grid
+from arena.domain.job import JobId
+from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
+from arena.engine.ports import Restored, Step
+from arena.errors import ArenaError, InternalError
+from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
+
+
+class MemoryStore:
+    """Also its own reader. ``fail_next`` makes the next writes fail, with nothing written."""
+
+    identity = "mem"
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.failures: list[ArenaError] = []
+        self.inputs_logged: list[tuple[float, Event]] = []
+        self._jobs: dict[JobId, JobRecord] = {}
+        self._attempts: dict[AttemptId, AttemptRecord] = {}
+        self._nodes: dict[NodeId, NodeRecord] = {}
+        self._grids: dict[JobId, tuple[ClusterShape, Grid]] = {}
+        self._history: list[HistoryEntry] = []
+        self._decision_count = 0
+
+    @property
+    def reader(self) -> MemoryStore:
+        """Itself."""
+        return self
+
+    def fail_next(self, *errors: ArenaError) -> None:
+        """Have the next writes raise these."""
+        self.failures.extend(errors)
+
+    def probe(self) -> None:
+        """Raise the next failure, if one is due."""
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        """Take all steps, or none."""
+        self.probe()
+        jobs = {**self._jobs, **{job.job_id: job for step in steps for job in step.jobs}}
+        attempts = {**self._attempts, **{item.attempt_id: item for step in steps for item in step.attempts}}
+        _refuse_doubles(jobs, attempts)
+        self._jobs, self._attempts = jobs, attempts
+        for step in steps:
+            self._nodes.update({node.node_id: node for node in step.nodes})
+            self._history.extend(step.history)
+            self._decision_count += step.decision is not None
+            self.inputs_logged.append((step.at_s, step.event))
+            if isinstance(step.event, GridBuilt) and step.event.job_id in self._jobs:
+                self._grids[step.event.job_id] = (step.event.shape, step.event.grid)
+
+    def load(self) -> Restored:
+        """Return what a new engine starts from."""
+        jobs = tuple(job for job in self._jobs.values() if not job.state.is_terminal)
+        open_ids = {job.job_id for job in jobs}
+        return Restored(
+            jobs=jobs,
+            attempts=tuple(item for item in self._attempts.values() if item.is_live and item.job_id in open_ids),
+            nodes=tuple(self._nodes.values()),
+            grids={job_id: grid for job_id, grid in self._grids.items() if job_id in open_ids},
+            history_index=self._history[-1].index if self._history else 0,
+            decision_index=self._decision_count,
+            last_at_s=max((at_s for at_s, _ in self.inputs_logged), default=0.0),
+        )
+
+    def last_job_number(self) -> int:
+        """Return the greatest number any job id carries."""
+        numbers = (job_id.rpartition("-")[2] for job_id in self._jobs)
+        return max((int(number) for number in numbers if number.isdigit()), default=0)
+
+    def get_job(self, job_id: JobId) -> JobRecord | None:
+        """Return a job by id."""
+        return self._jobs.get(job_id)
+
+    def get_jobs(self, job_ids: Sequence[JobId]) -> Mapping[JobId, JobRecord]:
+        """Return the known ones of these jobs."""
+        return {job_id: self._jobs[job_id] for job_id in job_ids if job_id in self._jobs}
+
+    def job_of_request(self, request_id: str) -> JobRecord | None:
+        """Return the job that a submit request made."""
+        return next((job for job in self._jobs.values() if job.request_id == request_id), None)
+
+    def list_jobs(self, query: JobQuery, after: JobCursor | None, count_max: int) -> JobPage:
+        """Return a page of jobs, newest first."""
+        found = sorted(
+            (
+                job
+                for job in self._jobs.values()
+                if (not query.states or job.state in query.states)
+                and query.user in {None, job.user}
+                and query.project in {None, job.spec.project}
+            ),
+            key=lambda job: (job.submitted_at_s, job.job_id),
+            reverse=True,
+        )
+        start = (after.submitted_at_s, after.job_id) if after else None
+        rest = [job for job in found if start is None or (job.submitted_at_s, job.job_id) < start]
+        page = tuple(rest[:count_max])
+        last = page[-1] if len(rest) > count_max else None
+        cursor = JobCursor(submitted_at_s=last.submitted_at_s, job_id=last.job_id) if last else None
+        return JobPage(jobs=page, after=cursor, total_count=len(found))
+
+    def attempts_of(self, job_id: JobId) -> tuple[AttemptRecord, ...]:
+        """Return a job's attempts, oldest first."""
+        mine = (attempt for attempt in self._attempts.values() if attempt.job_id == job_id)
+        return tuple(sorted(mine, key=lambda attempt: attempt.epoch))
+
+    def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
+        """Return entries with a greater index, in order."""
+        found = (entry for entry in self._history if entry.index > after_index and query.matches(entry))
+        return tuple(found)[:count_max]
+
+    def count_by_state(self) -> Mapping[JobState, int]:
+        """Return the number of jobs in each state."""
+        return dict(Counter(job.state for job in self._jobs.values()))
+
+
+def _refuse_doubles(jobs: Mapping[JobId, JobRecord], attempts: Mapping[AttemptId, AttemptRecord]) -> None:
+    requests = Counter(job.request_id for job in jobs.values())
+    holdings: Counter[tuple[NodeId, DeviceId]] = Counter(
+        (share.node_id, device)
+        for attempt in attempts.values()
+        if attempt.is_live
+        for share in attempt.allocation.shares
+        if share.node_id not in attempt.ended_nodes
+        for device in share.device_ids
+    )
+    if any(count > 1 for count in (*requests.values(), *holdings.values())):
+        raise InternalError("the store refused a record", why="a device or a request id is used twice")
