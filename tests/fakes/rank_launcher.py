@@ -112,6 +112,16 @@ class Attempt:
                     return
                 raise AssertionError(f"no {kind.__name__}; reports {self.reports()}\n{self.logs()}")
 
+    def wait_for_port(self, port: int, timeout_s: float = 60.0) -> None:
+        """Wait until rank 0 listens for the others."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            self.launcher.poll(0.02)
+        raise AssertionError(f"nobody listens on port {port}\n{self.logs()}")
+
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("rank*.log")))
 
