@@ -11,12 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec
 from arena.domain.launch import DeviceId, Launch, attempt_id
+from arena.domain.parallel import parse_plan
+from tests.builders import train_spec
 
 _PROGRAM = """
 import json, logging, pathlib, sys
@@ -145,4 +147,26 @@ def command_launch(
         master_port=master_port or free_port(),
         checkpoint_dir="",
         output_dir="",
+    )
+
+
+def train_launch(
+    directory: Path, plan: str, *, steps: int, job: str = "t", epoch: int = 1, node_id: str = "n1", interval: int = 100
+) -> Launch:
+    """A launch of a tiny GPT over all ranks of a plan, on virtual GPUs of one node."""
+    layout = parse_plan(plan, layer_count=2)
+    spec = train_spec(
+        job,
+        model={"layers": 2, "hidden": 32, "heads": 2, "seq_len": 32},
+        stop={"steps": steps},
+        checkpoint={"interval_steps": interval},
+        grace_s=20.0,
+    )
+    base = command_launch("unused", job=job, epoch=epoch, node_id=node_id, gpus=layout.gpu_count)
+    return replace(
+        base,
+        spec=spec,
+        plan=layout,
+        checkpoint_dir=str(directory / "checkpoints"),
+        output_dir=str(directory / "output"),
     )

@@ -1,4 +1,4 @@
-"""A scheduler that an agent can talk to: it takes registrations, records what it hears, and says what a test tells it."""
+"""A scheduler that an agent can talk to: it records what it hears and says what a test tells it."""
 
 from __future__ import annotations
 
