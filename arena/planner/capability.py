@@ -12,7 +12,6 @@ from typing import Protocol
 from arena.domain.job import ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Schedule
 
-
 BYTE_VALUES = 256
 
 

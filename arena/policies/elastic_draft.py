@@ -66,6 +66,7 @@ class ElasticDraft:
         }
         self._seats: dict[JobId, Seat] = dict(self._running)
         self._shrunk_for: dict[JobId, JobId] = {}
+        self._unpaid_gain_s: dict[JobId, float] = {}
         self._victims = sorted(
             (job_id for job_id in self._running if self._spare(job_id) > 0),
             key=lambda job_id: (-self._spare(job_id), job_id),
@@ -129,6 +130,9 @@ class ElasticDraft:
     def choices(self) -> dict[JobId, Choice | None]:
         """Return the changes, with their causes recorded as reasons too."""
         changed: dict[JobId, Choice | None] = {}
+        for job_id, gain_s in self._unpaid_gain_s.items():
+            told = reason(ReasonCode.CHANGE_NOT_WORTH_IT, gain_s=gain_s, cost_s=self._snapshot.restart_s)
+            self.reasons[job_id] = (told,)
         for job_id, seat in sorted(self._seats.items()):
             if seat.cell is None or self._is_as_before(job_id, seat):
                 continue
@@ -246,8 +250,7 @@ class ElasticDraft:
         gain_s = self._rules.remaining_s(job, holding) * (1.0 - seat.speed_per_s / cell.steps_per_s)
         if gain_s > self._snapshot.restart_s:
             return True
-        told = reason(ReasonCode.CHANGE_NOT_WORTH_IT, gain_s=gain_s, cost_s=self._snapshot.restart_s)
-        self.reasons.setdefault(job_id, (told,))
+        self._unpaid_gain_s[job_id] = max(gain_s, self._unpaid_gain_s.get(job_id, 0.0))
         return False
 
     def _capacity_without(self, job_id: JobId) -> Capacity:

@@ -1,0 +1,32 @@
+"""Policies by name, and what is said to those who mistype one."""
+
+from __future__ import annotations
+
+import pytest
+
+from arena.errors import SpecError
+from arena.policies.registry import make_policy, policy_names
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_policy_says_its_name_and_version(name: str):
+    policy = make_policy(name)
+    assert policy.name == name
+    assert policy.version
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(SpecError, match=r"unknown policy 'fifo'\. Use one of elastic, fcfs"):
+        make_policy("fifo")
+
+
+def test_an_unknown_option_lists_the_known_ones():
+    with pytest.raises(SpecError, match=r"no option 'horizon'.*horizon_s"):
+        make_policy("elastic", {"horizon": 3})
+    with pytest.raises(SpecError, match="takes none"):
+        make_policy("fcfs", {"horizon_s": 3})
+
+
+def test_an_option_out_of_range_is_refused():
+    with pytest.raises(SpecError, match="change_interval_s must be at least 0"):
+        make_policy("elastic", {"change_interval_s": -1.0})
