@@ -1,0 +1,234 @@
+"""What only the SQLite store has to promise: one server, a sound file, a local disk, survival of a kill."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.domain.events import GridBuilt, JobSubmitted, Tick
+from arena.domain.job import JobId
+from arena.engine.ports import Step
+from arena.errors import AlreadyRunningError, ResourceExhaustedError, UnavailableError
+from arena_scheduler.reading import JobQuery
+from arena_scheduler.store.lock import refuse_network_file_system
+from arena_scheduler.store.writes import SqliteStore
+from tests.builders import job_record, scaling_grid, shape
+
+ROOT = Path(__file__).parents[2]
+
+_COMMITTER = """
+import sys
+from pathlib import Path
+from arena.domain.events import Tick
+from arena.engine.ports import Step
+from arena_scheduler.store.writes import SqliteStore
+from tests.builders import job_record
+
+store = SqliteStore.open(Path(sys.argv[1]))
+for number in range(100_000):
+    job = job_record(f"j{number}")
+    store.commit([Step(event=Tick(), at_s=1.0, jobs=(job,))])
+    print(job.job_id, flush=True)
+"""
+
+
+def submit(number: int) -> Step:
+    return Step(event=Tick(), at_s=1.0, jobs=(job_record(f"j{number}"),))
+
+
+def start_committer(database: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _COMMITTER, str(database)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+
+@pytest.mark.parametrize("acknowledged_count", [1, 7, 60])
+def test_every_acknowledged_row_survives_kill_9(tmp_path: Path, acknowledged_count: int) -> None:
+    database = tmp_path / "arena.db"
+    process = start_committer(database)
+    assert process.stdout is not None
+    acknowledged = [process.stdout.readline().strip() for _ in range(acknowledged_count)]
+    process.send_signal(signal.SIGKILL)
+    acknowledged += process.stdout.read().split()
+    process.stdout.close()
+    process.wait(timeout=30)
+    store = SqliteStore.open(database)
+    found = store.reader.get_jobs([JobId(name) for name in acknowledged])
+    store.close()
+    assert sorted(found) == sorted(acknowledged)
+
+
+def test_a_second_server_is_refused_and_told_the_first_ones_pid(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    first = SqliteStore.open(database)
+    with pytest.raises(AlreadyRunningError) as caught:
+        SqliteStore.open(database)
+    assert f"pid {os.getpid()}" in caught.value.message
+    assert str(database) in caught.value.message
+    first.close()
+    SqliteStore.open(database).close()
+
+
+def test_a_killed_servers_lock_is_gone(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    process = start_committer(database)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.stdout.close()
+    process.wait(timeout=30)
+    SqliteStore.open(database).close()
+
+
+def test_a_damaged_page_is_refused_and_the_file_named(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    store = SqliteStore.open(database)
+    store.commit([submit(number) for number in range(200)])
+    store.close()
+    with database.open("r+b") as file:
+        for page in range(3, 40):
+            file.seek(4096 * page)
+            file.write(b"\xff" * 64)
+    with pytest.raises(UnavailableError, match="damaged") as caught:
+        SqliteStore.open(database)
+    assert str(database) in caught.value.message
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    database.write_text("these are not the rows you are looking for\n" * 100)
+    with pytest.raises(UnavailableError, match="damaged"):
+        SqliteStore.open(database)
+
+
+def test_a_database_of_a_newer_scheduler_is_refused(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    SqliteStore.open(database).close()
+    connection = sqlite3.connect(database)
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(UnavailableError, match="newer scheduler"):
+        SqliteStore.open(database)
+
+
+MOUNTS = """\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+31 27 0:31 / /home rw - nfs4 server:/home rw
+32 27 0:32 / /mnt/with\\040space rw - fuse.sshfs host:/ rw
+33 31 0:33 / /home/local rw - xfs /dev/vdb rw
+"""
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/home/ann/arena.db", "nfs4"), ("/mnt/with space/arena.db", "fuse.sshfs")])
+def test_a_network_file_system_is_refused(path: str, kind: str) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        refuse_network_file_system(Path(path), MOUNTS)
+    assert kind in caught.value.message
+
+
+@pytest.mark.parametrize("path", ["/var/arena.db", "/home/local/arena.db", "/homes/arena.db"])
+def test_a_local_file_system_is_fine(path: str) -> None:
+    refuse_network_file_system(Path(path), MOUNTS)
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """No file may grow beyond this, as on a disk without space (a write fails, and the process lives)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_said_nothing_is_half_written_and_it_recovers(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "arena.db")
+    store.commit([submit(0)])
+    with file_size_limit(20_000):
+        with pytest.raises(ResourceExhaustedError, match="full"):
+            store.commit([submit(number) for number in range(1, 300)])
+        with pytest.raises(ResourceExhaustedError):
+            store.probe()
+        assert [job.job_id for job in store.reader.list_jobs(JobQuery(), None, 10).jobs] == ["j0"]
+    store.commit([submit(1)])
+    store.probe()
+    assert store.reader.list_jobs(JobQuery(), None, 10).total_count == 2
+    store.close()
+
+
+def test_a_row_that_cannot_be_read_harms_no_other(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    store = SqliteStore.open(database)
+    store.commit([submit(1), submit(2)])
+    store.close()
+    connection = sqlite3.connect(database)
+    connection.execute("UPDATE jobs SET record = '{\"job_id\": ' WHERE job_id = 'j1'")
+    connection.commit()
+    connection.close()
+    store = SqliteStore.open(database)
+    assert [job.job_id for job in store.load().jobs] == ["j2"]
+    assert any("j1" in warning for warning in store.warnings)
+    store.close()
+
+
+def test_the_input_log_gives_back_every_event_with_its_grid(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "arena.db")
+    job = job_record("j1")
+    submitted = JobSubmitted(job_id=job.job_id, spec=job.spec, user="ann", request_id="r")
+    built = GridBuilt(job_id=job.job_id, shape=shape(("cpu", 2, 1)), grid=scaling_grid("cpu", [[1], [2]]))
+    store.commit(
+        [
+            Step(event=submitted, at_s=1.0, jobs=(job,)),
+            Step(event=Tick(), at_s=1.5),
+            Step(event=built, at_s=2.0),
+            Step(event=replace(built, build_s=2.0), at_s=3.0),
+        ]
+    )
+    logged = [(at_s, event) for _, at_s, event in store.reader.inputs(0, 100)]
+    assert logged == [(1.0, submitted), (2.0, built), (3.0, replace(built, build_s=2.0))]
+    store.close()
+
+
+def test_each_write_takes_the_lock_at_its_start_and_is_synced(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    store = SqliteStore.open(database)
+    other = sqlite3.connect(database, timeout=0, isolation_level=None)
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("UPDATE meta SET value = value")
+    other.execute("COMMIT")
+    statements: list[str] = []
+    from sqlalchemy import event  # noqa: PLC0415 - looks under the hood, here alone
+
+    event.listen(store._engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    store.commit([submit(1)])
+    assert statements[0] == "BEGIN IMMEDIATE"
+    with store._engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+    other.close()
+    store.close()
+
+
+def test_job_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    database = tmp_path / "arena.db"
+    store = SqliteStore.open(database)
+    identity = store.identity
+    names = [f"{identity}-{number}" for number in (2, 10)]
+    store.commit([Step(event=Tick(), at_s=1.0, jobs=tuple(job_record(name) for name in names))])
+    store.close()
+    store = SqliteStore.open(database)
+    assert (store.identity, store.last_job_number()) == (identity, 10)
+    store.close()
