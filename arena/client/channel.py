@@ -87,7 +87,7 @@ def _channel(settings: ClientSettings) -> grpc.Channel:
 def _metadata(settings: ClientSettings) -> tuple[tuple[str, str], ...]:
     metadata: list[tuple[str, str]] = []
     if settings.user:
-        metadata.append((USER_METADATA_KEY, settings.user))
+        metadata.append((USER_METADATA_KEY, settings.user.encode("ascii", "backslashreplace").decode()))
     if settings.token:
         metadata.append(("authorization", f"Bearer {settings.token}"))
     return tuple(metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -185,6 +186,7 @@ class ArenaClient:
         node_id: str | None = None,
         kinds: Iterable[EntryKind] = (),
         follow: bool = False,
+        deadline_s: float | None = None,
     ) -> Iterator[HistoryEntry]:
         """Yield history entries in order, without gaps also across a restart of the scheduler.
 
@@ -194,6 +196,7 @@ class ArenaClient:
             node_id: Only entries of this node.
             kinds: Only entries of these kinds; empty means all.
             follow: Go on as entries appear instead of ending with the present.
+            deadline_s: End after this time; None means no limit.
         """
         request = job_pb.StreamEventsRequest(
             hello=hello(),
@@ -203,7 +206,7 @@ class ArenaClient:
             kinds=[kind.value for kind in kinds],
             follow=follow,
         )
-        for response in self._resumed(request):
+        for response in self._resumed(request, deadline_s):
             for message in response.entries:
                 yield codec.entry_from_proto(message)
 
@@ -245,15 +248,19 @@ class ArenaClient:
                 return
             request.page_token = response.next_page_token
 
-    def _resumed(self, request: job_pb.StreamEventsRequest) -> Iterator[job_pb.StreamEventsResponse]:
+    def _resumed(
+        self, request: job_pb.StreamEventsRequest, deadline_s: float | None
+    ) -> Iterator[job_pb.StreamEventsResponse]:
         """Yield batches of events; a broken stream is opened again behind the last entry, for a bounded time."""
         connection = self._connection
         stream: Iterator[Any] | None = None
+        ends_at_s = None if deadline_s is None else time.monotonic() + deadline_s
 
         def next_batch() -> Any:
             nonlocal stream
             if stream is None:
-                stream = connection.jobs.StreamEvents(request, metadata=connection.metadata)
+                left_s = None if ends_at_s is None else max(0.0, ends_at_s - time.monotonic())
+                stream = connection.jobs.StreamEvents(request, metadata=connection.metadata, timeout=left_s)
             try:
                 return next(stream, None)
             except grpc.RpcError as failure:
@@ -267,7 +274,8 @@ class ArenaClient:
                     request.after_index = batch.entries[-1].index
                 yield batch
         except grpc.RpcError as failure:
-            raise error_from_rpc(failure, connection.settings.address) from failure
+            if deadline_s is None or failure.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise error_from_rpc(failure, connection.settings.address) from failure
         finally:
             if stream is not None:
                 stream.cancel()  # type: ignore[attr-defined]

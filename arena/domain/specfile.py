@@ -68,6 +68,24 @@ def parse_spec(
     tree = read_tree(text, source)
     if not isinstance(tree.data, dict):
         raise SpecError(f"{tree.place(())}: a job is a mapping of fields", why=f"got {_shown(tree.data)}")
+    return _spec_of_tree(tree, base_dir, read_text, overrides)
+
+
+def spec_from_fields(
+    fields: dict[str, Any], *, source: str, base_dir: str, overrides: Sequence[tuple[str, str]] = ()
+) -> JobSpec:
+    """Make a job from plain fields, as ``parse_spec`` does from a document; ``source`` stands for their place."""
+    tree = Tree(data=fields, values={(): Place(source=source)})
+    return _spec_of_tree(tree, base_dir, _refuse_reading, overrides)
+
+
+def _refuse_reading(path: str) -> str:
+    raise SpecError(f"{path} can be named in a job's file only")
+
+
+def _spec_of_tree(
+    tree: Tree, base_dir: str, read_text: Callable[[str], str], overrides: Sequence[tuple[str, str]]
+) -> JobSpec:
     for key, value in overrides:
         _override(tree, key, value)
     _resolve_config(tree, base_dir, read_text)
@@ -76,7 +94,7 @@ def parse_spec(
         spec = JobSpec.model_validate(tree.data)
     except ValidationError as error:
         problems = [_problem(tree, item) for item in error.errors(include_url=False)]
-        raise spec_error(source, problems) from error
+        raise spec_error(tree.place(()).source, problems) from error
     _check_plan(spec, tree)
     return spec
 

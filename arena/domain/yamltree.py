@@ -6,9 +6,9 @@ The scalar rules are those of YAML 1.2: ``on``, ``yes`` and ``2024-01-01`` are t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -75,7 +75,7 @@ class Tree:
 class _PlainLoader(yaml.SafeLoader):
     """Composes nodes only; every scalar without a tag stays text until the rules above read it."""
 
-    yaml_implicit_resolvers: Mapping[str, Any] = {}
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
 
 
 def read_tree(text: str, source: str) -> Tree:
@@ -102,9 +102,11 @@ def read_tree(text: str, source: str) -> Tree:
 def _compose(text: str, source: str) -> list[yaml.Node]:
     loader = _PlainLoader(text)
     try:
-        documents = []
-        while loader.check_node() and len(documents) < 2:
-            documents.append(loader.get_node())
+        documents: list[yaml.Node] = []
+        while len(documents) < 2 and loader.check_node():
+            node = loader.get_node()
+            assert node is not None
+            documents.append(node)
         return documents
     except yaml.YAMLError as error:
         raise SpecError(_describe(error, source)) from error

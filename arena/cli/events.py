@@ -1,0 +1,45 @@
+"""``arena events``: the history, as lines for people or JSON lines."""
+
+from __future__ import annotations
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.find import find_job_id
+from arena.cli.quoting import escaped
+from arena.domain.records import EntryKind, HistoryEntry
+
+
+@command(short_help="What happened.")
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on as things happen.")
+@click.option("--node", "node_id", help="Only what happened to this node.")
+@click.option(
+    "--kind", "kinds", type=click.Choice([kind.value for kind in EntryKind]), multiple=True, help="Only this kind."
+)
+@click.option("--after", type=click.IntRange(0), default=0, metavar="INDEX", help="Only what came after this entry.")
+def events(
+    app: App, *, job_id: str | None, follow: bool, node_id: str | None, kinds: tuple[str, ...], after: int
+) -> None:
+    """Show what happened, to one job or at all; with --json one entry a line."""
+    with app.client() as client:
+        entries = client.stream_events(
+            after_index=after,
+            job_id=find_job_id(client, job_id) if job_id else None,
+            node_id=node_id,
+            kinds=[EntryKind(kind) for kind in kinds],
+            follow=follow,
+        )
+        for entry in entries:
+            if app.out.json_mode:
+                app.out.json_line(entry)
+            else:
+                app.out.line(_line(entry))
+
+
+def _line(entry: HistoryEntry) -> str:
+    about = entry.attempt_id or entry.job_id or entry.node_id or ""
+    return f"{entry.index:>6}  {words.time_text(entry.at_s)}  {entry.kind.value:<22}  {escaped(about):<12}  " + escaped(
+        entry.message
+    )

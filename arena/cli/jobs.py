@@ -1,0 +1,201 @@
+"""``arena jobs``, ``arena job`` and ``arena why``: lists, one job in full, and its reasons."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.find import find_job
+from arena.cli.output import Output
+from arena.cli.quoting import escaped, quoted
+from arena.cli.settings import user_name
+from arena.domain.records import EndKind, JobState
+from arena.rpc.views import AttemptView, JobView
+
+if TYPE_CHECKING:
+    from arena.client import JobDetail
+
+_STATES = click.Choice([state.value for state in JobState])
+
+
+@command(short_help="List jobs, newest first.")
+@click.option("--state", "states", type=_STATES, multiple=True, help="Only jobs in this state; may be repeated.")
+@click.option("--user", help="Only jobs of this user.")
+@click.option("--mine", is_flag=True, help="Only your own jobs.")
+@click.option("--project", help="Only jobs of this project.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many.")
+def jobs(
+    app: App, *, states: tuple[str, ...], user: str | None, mine: bool, project: str | None, limit: int | None
+) -> None:
+    """List jobs, newest first."""
+    with app.client() as client:
+        wanted = [JobState(state) for state in states]
+        found = client.jobs(states=wanted, user=user_name() if mine else user, project=project)
+        listed = tuple(islice(found, limit))
+    if app.out.json_mode:
+        app.out.document(jobs=listed)
+    elif listed:
+        columns = ("JOB", "NAME", "USER", "PROJECT", "STATE", "GROUP", "PLAN", "STEP", "LOSS", "SUBMITTED", "RUN TIME")
+        app.out.table(columns, [_row(job) for job in listed], right=("STEP", "LOSS", "RUN TIME"))
+    else:
+        app.out.line("no jobs")
+
+
+def _row(job: JobView) -> tuple[str, ...]:
+    return (
+        quoted(job.job_id),
+        quoted(job.name),
+        quoted(job.user),
+        quoted(job.project),
+        job.state.value,
+        words.group_text(job.group),
+        words.plan_text(job.plan, job.group),
+        words.step_text(job),
+        words.number_text(job.progress.loss, ".4f"),
+        words.time_text(job.submitted_at_s),
+        words.duration_text(job.run_time_s),
+    )
+
+
+@command(short_help="One job in full.")
+@click.argument("job_id", metavar="JOB")
+def job(app: App, job_id: str) -> None:
+    """Show one job: plan, placement, progress, attempts and why each change.
+
+    JOB is an id, the beginning of one, or a name.
+    """
+    with app.client() as client:
+        detail = find_job(client, job_id)
+    if app.out.json_mode:
+        app.out.document(job=detail.job, attempts=detail.attempts)
+    else:
+        _write_job(app.out, detail)
+
+
+def _write_job(out: Output, detail: JobDetail) -> None:
+    for label, text in _facts(detail.job):
+        out.line(f"{label:<12}{text}")
+    if detail.attempts:
+        out.line()
+        columns = ("ATTEMPT", "STATE", "GROUP", "PLAN", "ON", "STEPS", "LAUNCHED", "TO READY", "SAVE", "WHY")
+        out.table(columns, [_attempt_row(attempt) for attempt in detail.attempts], right=("TO READY", "SAVE"))
+        for attempt in detail.attempts:
+            _write_failures(out, attempt)
+
+
+def _facts(job: JobView) -> list[tuple[str, str]]:
+    progress = job.progress
+    facts = [
+        ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
+        ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
+        ("state", job.state.value + (f" (wished: {job.wish.value})" if job.wish.value != "run" else "")),
+        ("why", words.reasons_text(job.reasons)),
+        ("group", words.group_text(job.group)),
+        ("plan", words.plan_text(job.plan, job.group)),
+        ("on", _devices_text(job)),
+        ("progress", _progress_text(job)),
+        ("checkpoint", _checkpoint_text(job)),
+        (
+            "counts",
+            (
+                f"{job.restart_count} restarts, {job.reconfiguration_count} reconfigurations, "
+                f"{job.preemption_count} preemptions, {job.launch_failure_count} launch failures, "
+                f"{progress.lost_steps} steps repeated"
+            ),
+        ),
+        (
+            "times",
+            (
+                f"submitted {words.time_text(job.submitted_at_s)}, started {words.time_text(job.first_started_at_s)}, "
+                f"ended {words.time_text(job.ended_at_s)}, ran {words.duration_text(job.run_time_s)} "
+                f"({job.gpu_seconds:.0f} GPU-seconds)"
+            ),
+        ),
+    ]
+    if job.target is not None:
+        target = f"{words.plan_text(job.target.plan, job.target.group)} on {words.places_text(job.target.allocation)}"
+        facts.insert(7, ("next", f"{target}: {escaped(str(job.target.cause))}"))
+    facts += [(label, escaped(text)) for label, text in (("result", job.result), ("error", job.error)) if text]
+    return facts
+
+
+def _devices_text(job: JobView) -> str:
+    if job.allocation is None:
+        return words.NOTHING
+    return "; ".join(
+        f"{quoted(share.node_id)}: {', '.join(quoted(device) for device in share.device_ids)}"
+        for share in job.allocation.shares
+    )
+
+
+def _progress_text(job: JobView) -> str:
+    progress = job.progress
+    return (
+        f"step {words.step_text(job)}, loss {words.number_text(progress.loss, '.4f')}, "
+        f"{words.number_text(progress.tokens_per_s, ',.0f')} tokens/s, "
+        f"{words.number_text(progress.step_time_s, '.3f')} s/step"
+    )
+
+
+def _checkpoint_text(job: JobView) -> str:
+    progress = job.progress
+    if progress.durable_at_s is None:
+        return "none yet"
+    return f"step {progress.durable_step}, durable {words.time_text(progress.durable_at_s)}"
+
+
+def _attempt_row(attempt: AttemptView) -> tuple[str, ...]:
+    outcome = f" ({attempt.outcome.value})" if attempt.outcome is not None else ""
+    first = attempt.resumed_step if attempt.resumed_step is not None else "?"
+    why = escaped(str(attempt.cause))
+    if attempt.stop_cause is not None:
+        why += f"; stopped: {escaped(str(attempt.stop_cause))}"
+    return (
+        quoted(attempt.attempt_id),
+        attempt.state.value + outcome,
+        words.group_text(attempt.group),
+        words.plan_text(attempt.plan, attempt.group),
+        words.places_text(attempt.allocation),
+        f"{first}..{attempt.last_step}",
+        words.time_text(attempt.launched_at_s),
+        words.span_text(attempt.decided_at_s, attempt.ready_at_s),
+        words.duration_text(attempt.save_s),
+        why,
+    )
+
+
+def _write_failures(out: Output, attempt: AttemptView) -> None:
+    for end in attempt.ends:
+        if end.kind not in {EndKind.FAILED, EndKind.LAUNCH_FAILED, EndKind.LOST}:
+            continue
+        out.line()
+        said = escaped(end.message) or end.kind.value
+        out.line(f"{quoted(attempt.attempt_id)} on {quoted(end.node_id)}: {said}", style="red")
+        for line in end.log_tail.splitlines():
+            out.line(f"    {escaped(line, keep=chr(9))}")
+
+
+@command(short_help="Why a job is where it is.")
+@click.argument("job_id", metavar="JOB")
+def why(app: App, job_id: str) -> None:
+    """Show why a job is where it is, with the numbers behind each reason."""
+    with app.client() as client:
+        found = find_job(client, job_id).job
+    if app.out.json_mode:
+        app.out.document(
+            job_id=found.job_id, state=found.state, evaluated_at_s=found.evaluated_at_s, reasons=found.reasons
+        )
+        return
+    app.out.line(f"{quoted(found.job_id)} is {found.state.value}:")
+    for reason in found.reasons:
+        facts: dict[str, float | str] = {**reason.numbers, **reason.names}
+        numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))
+        app.out.line(f"  {escaped(str(reason))}  [{reason.code.value}{': ' if numbers else ''}{numbers}]")
+
+
+def _fact(value: float | str) -> str:
+    return quoted(value) if isinstance(value, str) else f"{value:g}"

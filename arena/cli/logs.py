@@ -1,0 +1,90 @@
+"""``arena logs``: what a job's ranks wrote."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from arena.cli.app import App, command
+from arena.cli.find import find_job_id
+from arena.cli.quoting import escaped
+from arena.units import format_bytes
+
+if TYPE_CHECKING:
+    from arena.client import LogChunk
+
+
+@command(short_help="What a job's ranks wrote.")
+@click.argument("job_id", metavar="JOB")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the ranks write.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank.")
+@click.option(
+    "--attempt", "epoch", type=click.IntRange(1), metavar="NUMBER", help="This attempt; the latest otherwise."
+)
+@click.option("--tail", "tail_bytes", type=click.IntRange(0), metavar="BYTES", help="Only the end of each rank's log.")
+def logs(app: App, *, job_id: str, follow: bool, rank: int | None, epoch: int | None, tail_bytes: int | None) -> None:
+    """Show what a job's ranks wrote; lines of several ranks carry the rank.
+
+    With --json each line is one piece: attempt_id, rank, offset_bytes, dropped_bytes, text.
+    """
+    printer = _Printer(app, one_rank=rank is not None)
+    with app.client() as client:
+        chunks = client.stream_logs(
+            find_job_id(client, job_id), rank=rank, epoch=epoch, follow=follow, tail_bytes=tail_bytes
+        )
+        try:
+            for chunk in chunks:
+                printer.add(chunk)
+        finally:
+            printer.finish()
+
+
+class _Printer:
+    """Puts pieces of several ranks together to whole lines."""
+
+    def __init__(self, app: App, *, one_rank: bool) -> None:
+        self._app = app
+        self._one_rank = one_rank
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}
+        self._rest: dict[int, str] = {}
+
+    def add(self, chunk: LogChunk) -> None:
+        decoder = self._decoders.setdefault(chunk.rank, codecs.getincrementaldecoder("utf-8")("replace"))
+        if chunk.dropped_bytes:
+            self._tell_gap(chunk)
+        text = decoder.decode(chunk.data)
+        if self._app.out.json_mode:
+            self._app.out.json_line(
+                {
+                    "attempt_id": chunk.attempt_id,
+                    "rank": chunk.rank,
+                    "offset_bytes": chunk.offset_bytes,
+                    "dropped_bytes": chunk.dropped_bytes,
+                    "text": text,
+                }
+            )
+            return
+        lines = (self._rest.pop(chunk.rank, "") + text).split("\n")
+        if lines[-1]:
+            self._rest[chunk.rank] = lines[-1]
+        self._write(chunk.rank, lines[:-1])
+
+    def finish(self) -> None:
+        """Write the lines that have no end yet."""
+        for rank, line in sorted(self._rest.items()):
+            self._write(rank, [line])
+        self._rest.clear()
+
+    def _write(self, rank: int, lines: list[str]) -> None:
+        prefix = "" if self._one_rank else f"[{rank}] "
+        # On a terminal a program's output must not steer it; a pipe gets it as it was written.
+        shown = [escaped(line, keep="\t\r") for line in lines] if self._app.out.is_terminal else lines
+        self._app.out.raw("".join(f"{prefix}{line}\n" for line in shown))
+
+    def _tell_gap(self, chunk: LogChunk) -> None:
+        sys.stderr.write(
+            f"... {format_bytes(chunk.dropped_bytes)} of rank {chunk.rank} were dropped by the log's cap\n"
+        )

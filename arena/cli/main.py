@@ -1,0 +1,131 @@
+"""The entry point of ``arena``: finds the command, runs it, turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from arena.cli.app import flags_of, shared_options
+from arena.cli.output import print_error
+from arena.errors import ArenaError, InternalError
+
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+
+# name: (module, attribute, what `arena --help` says). Modules are imported when their command runs.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    "up": ("up", "up", "Start a scheduler and agents here, for trying out."),
+    "down": ("up", "down", "Stop what `arena up --detach` started."),
+    "scheduler": ("services", "scheduler", "Run the scheduler."),
+    "agent": ("services", "agent", "Run the agent of this node."),
+    "submit": ("submit", "submit", "Submit a job: a YAML file, or a command with --gpus."),
+    "status": ("status", "status", "The cluster at a glance."),
+    "jobs": ("jobs", "jobs", "List jobs, newest first."),
+    "job": ("jobs", "job", "One job: plan, placement, progress, attempts and why each change."),
+    "why": ("jobs", "why", "Why a job is where it is, and what would change it."),
+    "wait": ("wait", "wait", "Wait until a job has ended or reached a state."),
+    "events": ("events", "events", "What happened, to a job or at all."),
+    "logs": ("logs", "logs", "What a job's ranks wrote."),
+    "cancel": ("control", "cancel", "Cancel jobs."),
+    "hold": ("control", "hold", "Keep a job from running."),
+    "release": ("control", "release", "Let a held job run."),
+    "nodes": ("nodes", "nodes", "List nodes and their devices."),
+    "drain": ("nodes", "drain", "Take a node out of use."),
+    "undrain": ("nodes", "undrain", "Take a drained node back into use."),
+    "version": ("version", "version", "Versions of this program and of the scheduler."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a command's module only when the command runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(f"arena.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@shared_options
+@click.pass_context
+def cli(context: click.Context, /, **options: Any) -> None:
+    """Arena schedules training jobs on GPUs and adapts how each is laid out on them.
+
+    Settings: a flag wins over the environment (ARENA_SCHEDULER, ...), the environment over the file
+    ~/.config/arena/config.yaml (or ARENA_CONFIG).
+    """
+    context.obj = flags_of(options)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line and return its exit code; errors are written to standard error."""
+    json_mode = _has_flag(argv, "--json")
+    try:
+        code = cli.main(args=list(argv), prog_name="arena", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        return _usage_error(error, json_mode)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away (`arena jobs | head`); keep the interpreter from complaining at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except ArenaError as error:
+        return _report(error, argv, json_mode)
+    except Exception as error:  # noqa: BLE001 - the outermost frame
+        wrapped = InternalError(f"{type(error).__name__}: {error}", fix="run it again with -v for the traceback")
+        wrapped.__cause__ = error
+        return _report(wrapped, argv, json_mode)
+
+
+def _report(error: ArenaError, argv: Sequence[str], json_mode: bool) -> int:
+    if _has_flag(argv, "-v") or _has_flag(argv, "--verbose"):
+        traceback.print_exception(error)
+    print_error(error, json_mode=json_mode)
+    return error.exit_code
+
+
+def _usage_error(error: click.ClickException, json_mode: bool) -> int:
+    if json_mode:
+        fields = {"code": "usage", "message": error.format_message(), "exit_code": error.exit_code}
+        sys.stderr.write(f"{json.dumps({'schema_version': 1, 'error': fields})}\n")
+    else:
+        error.show()
+    return error.exit_code
+
+
+def _has_flag(argv: Sequence[str], flag: str) -> bool:
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return flag in own
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""``arena nodes``, ``arena drain`` and ``arena undrain``."""
+
+from __future__ import annotations
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.output import Output
+from arena.cli.quoting import escaped, quoted
+from arena.rpc.views import NodeView
+
+
+@command(short_help="List nodes and their devices.")
+@click.option("--devices", "with_devices", is_flag=True, help="One line for each device.")
+def nodes(app: App, with_devices: bool) -> None:
+    """List nodes: state, GPUs, who uses them, and what is wrong."""
+    with app.client() as client:
+        listed = tuple(client.nodes())
+    if app.out.json_mode:
+        app.out.document(nodes=listed)
+    elif not listed:
+        app.out.line("no nodes: start one with `arena agent`")
+    elif with_devices:
+        _write_devices(app.out, listed)
+    else:
+        columns = ("NODE", "STATE", "TYPE", "GPUS", "USED", "DIRTY", "ZONE", "ADDRESS", "SKEW", "ATTEMPTS", "WHY")
+        app.out.table(columns, [_row(node) for node in listed], right=("GPUS", "USED", "DIRTY", "SKEW"))
+
+
+def _row(node: NodeView) -> tuple[str, ...]:
+    state = node.state.value + ("" if node.connected else " (not connected)")
+    return (
+        quoted(node.node_id),
+        state,
+        quoted(node.gpu_type),
+        str(len(node.devices)),
+        str(sum(item.attempt_id is not None for item in node.devices)),
+        str(sum(item.device.dirty is not None for item in node.devices)),
+        quoted(node.zone),
+        quoted(node.address),
+        f"{node.clock_skew_s:+.1f}s",
+        " ".join(quoted(attempt_id) for attempt_id in node.attempt_ids) or words.NOTHING,
+        _why(node),
+    )
+
+
+def _why(node: NodeView) -> str:
+    causes = [escaped(node.state_cause)] if node.state_cause else []
+    if node.drain is not None:
+        causes.append(f"drained by {escaped(node.drain.by)}: {escaped(node.drain.why)}")
+    return "; ".join(causes) or words.NOTHING
+
+
+def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
+    rows = [
+        (
+            quoted(node.node_id),
+            str(item.device.index),
+            quoted(item.device.device_id),
+            quoted(item.attempt_id) if item.attempt_id else words.NOTHING,
+            escaped(item.device.dirty) if item.device.dirty is not None else words.NOTHING,
+        )
+        for node in listed
+        for item in node.devices
+    ]
+    out.table(("NODE", "INDEX", "DEVICE", "ATTEMPT", "DIRTY"), rows, right=("INDEX",))
+
+
+@command(short_help="Take a node out of use.")
+@click.argument("node_id", metavar="NODE")
+@click.option("--why", required=True, help="Shown to everybody whose job moves.")
+def drain(app: App, node_id: str, why: str) -> None:
+    """Take a node out of use: its jobs move away, nothing new starts there."""
+    with app.client() as client:
+        _tell(app, client.drain(node_id, why=why))
+
+
+@command(short_help="Take a drained node back into use.")
+@click.argument("node_id", metavar="NODE")
+def undrain(app: App, node_id: str) -> None:
+    """Take a drained node back into use."""
+    with app.client() as client:
+        _tell(app, client.undrain(node_id))
+
+
+def _tell(app: App, node: NodeView) -> None:
+    if app.out.json_mode:
+        app.out.document(node=node)
+    else:
+        app.out.line(f"{quoted(node.node_id)} is {node.state.value}")

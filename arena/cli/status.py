@@ -1,0 +1,161 @@
+"""``arena status``: GPUs, jobs, who runs where, what waits and why, and what needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.output import Output
+from arena.cli.quoting import escaped, quoted
+from arena.rpc.views import GpuCounts, JobView, StatusView
+from arena.units import format_duration
+
+_BAR_CELLS = 20
+_GPU_MARKS = (("used", "#"), ("draining", "-"), ("dirty", "x"), ("down", "!"), ("free", "."))
+State = TypeVar("State", bound=StrEnum)
+
+
+@command(short_help="The cluster at a glance.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Most jobs in each list (0: the scheduler's choice).")
+def status(app: App, limit: int) -> None:
+    """Show the cluster at a glance."""
+    with app.client() as client:
+        view = client.status(job_count_max=limit)
+    if app.out.json_mode:
+        app.out.document(status=view)
+    else:
+        write_status(app.out, view)
+
+
+def write_status(out: Output, view: StatusView) -> None:
+    """Write the status for a person."""
+    out.line(_headline(view))
+    for warning in _warnings(view):
+        out.line(f"WARNING  {warning}", style="bold red")
+    out.line()
+    _write_gpus(out, view.gpus)
+    out.line()
+    out.line(f"JOBS   {_counts_text(view.job_count_by_state)}")
+    out.line(f"NODES  {_counts_text(view.node_count_by_state)}")
+    _write_active(out, view)
+    _write_waiting(out, view)
+
+
+def _headline(view: StatusView) -> str:
+    decided = "no decision yet"
+    if view.decided_at_s is not None:
+        took = f"{view.decision_time_s * 1000:.1f} ms"
+        decided = f"decision {view.decision_index} {words.age_text(view.decided_at_s, view.now_s)} in {took}"
+    up = format_duration(max(0.0, view.now_s - view.started_at_s))
+    return f"arena {escaped(view.scheduler_version)}, policy {escaped(view.policy)}, up {up}, {decided}"
+
+
+def _warnings(view: StatusView) -> list[str]:
+    warnings = [escaped(warning) for warning in view.warnings]
+    if view.read_only_cause is not None:
+        warnings.insert(0, f"read-only, submissions are refused: {escaped(view.read_only_cause)}")
+    for job in view.active_jobs:
+        if job.progress.stalled_since_s is not None:
+            age = words.age_text(job.progress.stalled_since_s, view.now_s)
+            warnings.append(f"job {quoted(job.job_id)} stalled {age}, at step {job.progress.step}")
+    return warnings
+
+
+def _write_gpus(out: Output, counts: Sequence[GpuCounts]) -> None:
+    if not counts:
+        out.line("GPUS   none: no agent has registered yet; start one with `arena agent`")
+        return
+    columns = ("GPUS", "TOTAL", "USED", "FREE", "DRAINING", "DIRTY", "DOWN", "")
+    rows = [
+        (
+            escaped(item.gpu_type),
+            *(str(number) for number in (item.total, item.used, item.free, item.draining, item.dirty, item.down)),
+            f"[{gpu_bar(item)}]",
+        )
+        for item in counts
+    ]
+    out.table(columns, rows, right=columns[1:7])
+
+
+def gpu_bar(counts: GpuCounts, cell_count: int = _BAR_CELLS) -> str:
+    """Return a bar of ``#`` used, ``-`` draining, ``x`` dirty, ``!`` down and ``.`` free, none of them rounded away."""
+    numbers = {name: int(getattr(counts, name)) for name, _ in _GPU_MARKS}
+    total = sum(numbers.values())
+    if total == 0:
+        return ""
+    cell_count = min(cell_count, total)
+    cells = {name: max(1, round(cell_count * number / total)) for name, number in numbers.items() if number}
+    while sum(cells.values()) != cell_count:
+        step = 1 if sum(cells.values()) < cell_count else -1
+        # Correct where the share is off most; what is there keeps at least one cell.
+        name = max(
+            (name for name in cells if step > 0 or cells[name] > 1),
+            key=lambda name: (step * (cell_count * numbers[name] / total - cells[name]), name),
+        )
+        cells[name] += step
+    return "".join(mark * cells.get(name, 0) for name, mark in _GPU_MARKS)
+
+
+def _counts_text(counts: Mapping[State, int]) -> str:
+    return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count) or "none"
+
+
+def _write_active(out: Output, view: StatusView) -> None:
+    if not view.active_jobs:
+        return
+    columns = ("RUNNING", "NAME", "USER", "STATE", "GROUP", "PLAN", "ON", "STEP", "LOSS", "TOKENS/S", "RESTARTS")
+    rows = [
+        (
+            *_identity(job),
+            job.state.value,
+            words.group_text(job.group),
+            words.plan_text(job.plan, job.group),
+            words.places_text(job.allocation),
+            words.step_text(job),
+            words.number_text(job.progress.loss, ".4f"),
+            words.number_text(job.progress.tokens_per_s, ",.0f"),
+            str(job.restart_count),
+            words.age_text(job.progress.durable_at_s, view.now_s),
+        )
+        for job in view.active_jobs
+    ]
+    out.line()
+    out.table((*columns, "CHECKPOINT"), rows, right=("STEP", "LOSS", "TOKENS/S", "RESTARTS"))
+    _write_left_out(out, view, view.active_jobs, waiting=False)
+
+
+def _write_waiting(out: Output, view: StatusView) -> None:
+    if not view.waiting_jobs:
+        return
+    rows = [
+        (
+            *_identity(job),
+            job.state.value,
+            words.span_text(job.submitted_at_s, view.now_s),
+            words.reasons_text(job.reasons),
+        )
+        for job in view.waiting_jobs
+    ]
+    out.line()
+    out.table(("WAITING", "NAME", "USER", "STATE", "SINCE", "WHY"), rows)
+    _write_left_out(out, view, view.waiting_jobs, waiting=True)
+
+
+def _write_left_out(out: Output, view: StatusView, shown: Sequence[JobView], *, waiting: bool) -> None:
+    """Say how many jobs the scheduler left out of a list, so that a short list never passes for all."""
+    total = sum(
+        count
+        for state, count in view.job_count_by_state.items()
+        if not state.is_terminal and (state.value in {"queued", "held"}) == waiting
+    )
+    if total > len(shown):
+        out.line(f"... and {total - len(shown)} more; see `arena jobs`")
+
+
+def _identity(job: JobView) -> tuple[str, str, str]:
+    return quoted(job.job_id), quoted(job.name), quoted(job.user)

@@ -1,0 +1,148 @@
+"""``arena submit``: a YAML file or a command becomes a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from arena.cli.app import App, command
+from arena.cli.quoting import quoted
+from arena.cli.wait import wait_and_tell
+from arena.domain.job import JobSpec
+from arena.domain.specfile import parse_spec, spec_from_fields
+from arena.domain.yamltree import SIZE_BYTES_MAX
+from arena.errors import UserError
+
+# Of this shell alone, or ours: a job on another machine must not inherit them.
+_SHELL_VARIABLES = {"_", "PWD", "OLDPWD", "SHLVL"}
+_STDIN = "-"
+
+
+@command(short_help="Submit a job.")
+@click.argument("words", metavar="FILE | -- COMMAND [ARG]...", nargs=-1, required=True)
+@click.option("--gpus", type=click.IntRange(1), help="Run a command on so many GPUs, in this directory.")
+@click.option("--gpu-type", "gpu_types", multiple=True, help="With --gpus: an acceptable GPU type; may be repeated.")
+@click.option("--env", "env", metavar="NAME[=VALUE]", multiple=True, help="With --gpus: set or pass on a variable.")
+@click.option("--no-env", is_flag=True, help="With --gpus: do not pass on this environment.")
+@click.option("--name", help="Name of the job.")
+@click.option("--set", "overrides", metavar="FIELD=VALUE", multiple=True, help="Replace a field, e.g. stop.steps=100.")
+@click.option("--allow-infeasible", is_flag=True, help="Queue it even if no part of the present cluster can hold it.")
+@click.option("--request-id", help="Submitting again with the same id gives the same job.")
+@click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit 1 unless it succeeds.")
+def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int | None:
+    r"""Submit a job: a YAML file (- for standard input), or a command with --gpus.
+
+    \b
+    arena submit job.yaml --set stop.steps=100 --wait
+    arena submit --gpus 2 -- python train.py --lr 3e-4
+    """
+    spec = _spec(words, options)
+    with app.client() as client:
+        answer = client.submit(spec, allow_infeasible=options["allow_infeasible"], request_id=options["request_id"])
+        if not waits:
+            _tell(app, answer.job_id, is_new=answer.is_new)
+            return None
+        if not app.out.json_mode:
+            _tell(app, answer.job_id, is_new=answer.is_new)
+        return wait_and_tell(app, client, [answer.job_id])
+
+
+def _tell(app: App, job_id: str, *, is_new: bool) -> None:
+    if app.out.json_mode:
+        app.out.document(job_id=job_id, is_new=is_new)
+    else:
+        app.out.line(quoted(job_id) if is_new else f"{quoted(job_id)} (submitted before)")
+
+
+def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
+    overrides = [_pair(item) for item in options["overrides"]]
+    if options["gpus"] is not None:
+        return _spec_of_command(words, options, overrides)
+    if len(words) > 1:
+        raise UserError(
+            f"a job is one file, got {len(words)} words", fix="to run a command give --gpus N, and -- before it"
+        )
+    if options["gpu_types"] or options["env"] or options["no_env"]:
+        raise UserError("--gpu-type, --env and --no-env belong to a command", fix="use --set with a file")
+    if options["name"] is not None:
+        overrides.append(("name", _as_yaml(options["name"])))
+    return _spec_of_file(words[0], overrides)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise UserError(f"--set {text} has no value", fix="write it like --set stop.steps=100")
+    return key, value
+
+
+def _as_yaml(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
+    if name == _STDIN:
+        text, source, base_dir = sys.stdin.read(), "standard input", Path.cwd()
+    else:
+        text, source, base_dir = _read_job_file(name), name, Path(name).absolute().parent
+    spec = parse_spec(
+        text,
+        source=source,
+        base_dir=str(base_dir),
+        read_text=lambda path: Path(path).read_text(encoding="utf-8"),
+        overrides=overrides,
+    )
+    if spec.command is not None and spec.command.cwd is None:
+        return spec.model_copy(update={"command": spec.command.model_copy(update={"cwd": str(Path.cwd())})})
+    return spec
+
+
+def _read_job_file(name: str) -> str:
+    path = Path(name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(SIZE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {name}", why=str(error.strerror), fix="see `arena submit --help`") from error
+    if len(data) > SIZE_BYTES_MAX:
+        raise UserError(f"{name} is larger than {SIZE_BYTES_MAX // 1024} KiB", why="a job specification is small")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is no UTF-8 text", why=f"byte {error.start}: {error.reason}") from error
+
+
+def _spec_of_command(argv: tuple[str, ...], options: Mapping[str, Any], overrides: list[tuple[str, str]]) -> JobSpec:
+    fields: dict[str, Any] = {
+        "name": options["name"] or Path(argv[0]).name or argv[0],
+        "kind": "rigid",
+        "command": {"argv": list(argv), "cwd": str(Path.cwd()), "env": _environment(options, os.environ)},
+        "gpus": {"count": options["gpus"], "types": list(options["gpu_types"])},
+    }
+    return spec_from_fields(fields, source="command line", base_dir=str(Path.cwd()), overrides=overrides)
+
+
+def _environment(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what the command gets: this environment without what is this shell's, our own or no text."""
+    passed: dict[str, str] = {}
+    if not options["no_env"]:
+        passed = {
+            key: value
+            for key, value in environ.items()
+            if key not in _SHELL_VARIABLES and not key.startswith("ARENA_") and _is_text(key + value)
+        }
+    for item in options["env"]:
+        key, sign, value = item.partition("=")
+        if not sign and key not in environ:
+            raise UserError(f"--env {key} is not set here", fix=f"write --env {key}=VALUE")
+        passed[key] = value if sign else environ[key]
+    return passed
+
+
+def _is_text(text: str) -> bool:
+    return text.isascii() or all(not 0xD800 <= ord(char) < 0xE000 for char in text)

@@ -1,0 +1,92 @@
+"""``arena wait``: until a job has ended or reached a state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.find import find_job_id
+from arena.cli.quoting import escaped, quoted
+from arena.domain.records import EntryKind, JobState
+
+if TYPE_CHECKING:
+    from arena.client import ArenaClient
+    from arena.rpc.views import JobView
+
+TIMED_OUT = 124
+NOT_SUCCEEDED = 1
+_MOVES = (EntryKind.JOB_SUBMITTED, EntryKind.JOB_STATE)
+
+
+@command(short_help="Wait for jobs.")
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@click.option("--for", "state", type=click.Choice([state.value for state in JobState]), help="Wait for this state.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0), metavar="SECONDS", help="Give up then (exit 124).")
+def wait(app: App, job_ids: tuple[str, ...], state: str | None, timeout_s: float | None) -> int:
+    """Wait until each job has ended, or reached a state.
+
+    Exits 0 when all succeeded (or reached the state), 1 when one did not, 124 when time ran out.
+    """
+    with app.client() as client:
+        found = [find_job_id(client, job_id) for job_id in job_ids]
+        return wait_and_tell(app, client, found, JobState(state) if state else None, timeout_s)
+
+
+def wait_and_tell(
+    app: App,
+    client: ArenaClient,
+    job_ids: Sequence[str],
+    state: JobState | None = None,
+    timeout_s: float | None = None,
+) -> int:
+    """Wait for jobs, write where each came to, and return the exit code."""
+    ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
+    jobs = [wait_for(client, job_id, state, ends_at_s) for job_id in job_ids]
+    if app.out.json_mode:
+        app.out.document(jobs=jobs)
+    else:
+        for job in jobs:
+            app.out.line(_sentence(job))
+    return max(_exit_code(job, state) for job in jobs)
+
+
+def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s: float | None) -> JobView:
+    """Return a job once it is in a state or at its end, or when time is up.
+
+    Args:
+        client: The scheduler.
+        job_id: The job.
+        state: The state to wait for; None waits for the end.
+        ends_at_s: Monotonic instant at which to give up.
+    """
+    job = client.job(job_id).job
+    if _is_there(job, state):
+        return job
+    left_s = None if ends_at_s is None else max(0.0, ends_at_s - time.monotonic())
+    for _ in client.stream_events(job_id=job_id, kinds=_MOVES, follow=True, deadline_s=left_s):
+        job = client.job(job_id).job
+        if _is_there(job, state):
+            return job
+    return job
+
+
+def _is_there(job: JobView, state: JobState | None) -> bool:
+    return job.state.is_terminal or job.state is state
+
+
+def _exit_code(job: JobView, state: JobState | None) -> int:
+    if job.state is (state or JobState.SUCCEEDED):
+        return 0
+    return NOT_SUCCEEDED if job.state.is_terminal else TIMED_OUT
+
+
+def _sentence(job: JobView) -> str:
+    said = job.error or job.result
+    loss = words.number_text(job.progress.loss, ".4f")
+    tail = f": {escaped(said)}" if said else ""
+    return f"{quoted(job.job_id)} {job.state.value} at step {words.step_text(job)}, loss {loss}{tail}"

@@ -1,0 +1,81 @@
+"""Plans, places, progress and times in the words that people read. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import datetime
+
+from arena.cli.quoting import escaped, quoted
+from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.parallel import ParallelPlan
+from arena.domain.reason import Reason
+from arena.domain.records import JobState
+from arena.rpc.views import JobView
+from arena.units import format_duration
+
+NOTHING = "-"
+STATE_STYLES = {
+    JobState.RUNNING: "green",
+    JobState.SUCCEEDED: "green",
+    JobState.FAILED: "red",
+    JobState.QUEUED: "yellow",
+    JobState.HELD: "yellow",
+}
+
+
+def plan_text(plan: ParallelPlan | None, group: GpuGroup | None) -> str:
+    """Return a plan's short form; a command job that runs has a group but a layout of its own."""
+    if plan is not None:
+        return escaped(str(plan))
+    return "own layout" if group is not None else NOTHING
+
+
+def group_text(group: GpuGroup | None) -> str:
+    """Return a group's short form."""
+    return escaped(str(group)) if group is not None else NOTHING
+
+
+def places_text(allocation: Allocation | None) -> str:
+    """Return the nodes of an allocation with how many devices on each: ``n1:2 n2:1``."""
+    if allocation is None or not allocation.shares:
+        return NOTHING
+    return " ".join(f"{quoted(share.node_id)}:{len(share.device_ids)}" for share in allocation.shares)
+
+
+def step_text(job: JobView) -> str:
+    """Return how far a job is: ``120/200``, or ``120`` when steps do not end it."""
+    step = str(job.progress.step)
+    return f"{step}/{job.step_limit}" if job.step_limit is not None else step
+
+
+def number_text(value: float | None, form: str) -> str:
+    """Return a number that may be unknown."""
+    return NOTHING if value is None else format(value, form)
+
+
+def age_text(at_s: float | None, now_s: float) -> str:
+    """Return how long ago an instant of the scheduler's clock was."""
+    return NOTHING if at_s is None else f"{format_duration(max(0.0, now_s - at_s))} ago"
+
+
+def span_text(from_s: float | None, to_s: float | None) -> str:
+    """Return the time between two instants, or nothing where one is unknown."""
+    return NOTHING if from_s is None or to_s is None else format_duration(max(0.0, to_s - from_s))
+
+
+def duration_text(duration_s: float | None) -> str:
+    """Return a duration that may be unknown."""
+    return NOTHING if duration_s is None else format_duration(duration_s)
+
+
+def time_text(at_s: float | None) -> str:
+    """Return an instant in this terminal's time zone."""
+    if at_s is None or not math.isfinite(at_s):
+        return NOTHING
+    return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def reasons_text(reasons: Iterable[Reason]) -> str:
+    """Return reasons as one sentence."""
+    return "; ".join(escaped(str(reason)) for reason in reasons) or NOTHING
