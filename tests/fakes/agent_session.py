@@ -25,6 +25,7 @@ class AgentSession:
         stub = agent_service_pb2_grpc.AgentServiceStub(self._channel)
         self._call: Any = stub.OpenSession(metadata=metadata)
         self._tasks: list[asyncio.Task[None]] = []
+        self._beating: asyncio.Task[None] | None = None
         self._arrived = asyncio.Condition()
 
     async def register(
@@ -36,6 +37,10 @@ class AgentSession:
         if protocol is not None:
             register.hello.protocol_version = protocol
         await self.send(pb.OpenSessionRequest(register=register))
+        self.listen()
+
+    def listen(self) -> None:
+        """Read what the scheduler sends from now on."""
         self._tasks.append(asyncio.create_task(self._read()))
 
     async def send(self, message: pb.OpenSessionRequest) -> None:
@@ -50,7 +55,13 @@ class AgentSession:
                 await self.send(pb.OpenSessionRequest(heartbeat=pb.Heartbeat()))
                 await asyncio.sleep(interval_s)
 
-        self._tasks.append(asyncio.create_task(beat()))
+        self._beating = asyncio.create_task(beat())
+        self._tasks.append(self._beating)
+
+    def fall_silent(self) -> None:
+        """Send no further heartbeats; the stream stays open."""
+        if self._beating is not None:
+            self._beating.cancel()
 
     async def _read(self) -> None:
         try:
