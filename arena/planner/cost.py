@@ -31,8 +31,8 @@ from arena.planner.communication import Links, all_gather_s, all_reduce_s, links
 from arena.planner.compute import ELEMENT_BYTES, head_time_s, layer_time_s
 from arena.planner.memory import memory_bytes_by_stage, state_bytes
 from arena.planner.model import ModelCost, model_cost
+from arena.planner.pipeline import pipeline_time_s, step_end_s
 
-BACKWARD_SHARE = 2.0 / 3.0
 MODELLED_RELATIVE_ERROR = 0.3
 """Expected error of an estimate without any measurement: an assumption until profiles say better."""
 OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER = 28
@@ -71,11 +71,11 @@ def evaluate(train: TrainSpec, gpu_type: GpuType, group: GpuGroup, candidates: C
     model = model_cost(train.model)
     links = links_of(gpu_type, group, candidates)
     stages = _stage_times(model, train, gpu_type, candidates, links)
-    pipeline_s = _pipeline_s(stages.total_s, candidates)
+    pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
     parameters = stage_parameters(model, candidates)
     sync_s = _sync_s(parameters, train, candidates, links)
     update_s = _update_s(parameters, gpu_type, candidates)
-    iter_time_s = _end_s(pipeline_s, stages.total_s, sync_s + update_s)
+    iter_time_s = step_end_s(pipeline_s, stages.total_s, sync_s + update_s)
     breakdown = _breakdown(stages, pipeline_s, sync_s, iter_time_s, candidates)
     return Estimates(
         iter_time_s=iter_time_s,
@@ -117,14 +117,6 @@ def _stage_times(
     )
 
 
-def _pipeline_s(stage_s: Floats, candidates: Candidates) -> Floats:
-    """1F1B and GPipe with unequal stages; interleaving divides the warm-up and drain by the chunks per rank."""
-    slowest = stage_s.max(axis=1)
-    bubble = (stage_s.sum(axis=1) - slowest) / candidates.virtual_stage_count
-    total_s: Floats = candidates.micro_batch_count * slowest + bubble
-    return total_s
-
-
 def _sync_s(parameters: Floats, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
     """Gradient synchronisation of each stage: an all-reduce, or as much as scatter and gather when sharded.
 
@@ -142,13 +134,6 @@ def _sync_s(parameters: Floats, train: TrainSpec, candidates: Candidates, links:
 def _update_s(parameters: Floats, gpu_type: GpuType, candidates: Candidates) -> Floats:
     own = parameters / np.where(candidates.zero >= 1, candidates.dp, 1)[:, None]
     return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / gpu_type.memory_bandwidth_bytes_per_s
-
-
-def _end_s(pipeline_s: Floats, stage_s: Floats, after_s: Floats) -> Floats:
-    """The last of the stages to finish: each starts its synchronisation when its own backward passes are done."""
-    earlier = np.cumsum(stage_s, axis=1) - stage_s
-    end_s: Floats = (pipeline_s[:, None] - BACKWARD_SHARE * earlier + after_s).max(axis=1)
-    return end_s
 
 
 def _breakdown(
