@@ -12,7 +12,7 @@ from arena.domain.cluster import Device, NodeInfo
 from arena.domain.events import NodeRegistered
 from arena.domain.launch import LAUNCH_JSON, AttemptId, DeviceId, Launch
 from arena.domain.records import EndKind, NodeEnd
-from arena.errors import ArenaError
+from arena.errors import ArenaError, ResourceExhaustedError, UserError
 from arena.rpc.codec import Verdict, launch_from_proto, stop_attempt_from_proto
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena_agent.clock import boot_s
@@ -28,6 +28,7 @@ from arena_agent.machine import (
     EndAcknowledged,
     HeldShare,
     LaunchAsked,
+    LaunchUnreadable,
     RanksUp,
     StartSupervisor,
     StopAsked,
@@ -44,6 +45,7 @@ from arena_agent.procfs import ProcessIdentity, is_alive
 from arena_agent.shares import ShareKeeper
 
 _DEVICE_CHECK_S = 2.0
+_JOURNAL_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +90,7 @@ class Agent:
         self._tasks: set[asyncio.Task[None]] = set()
         self._leftovers: dict[DeviceId, tuple[ProcessIdentity, ...]] = {}
         self._cleaning: str | None = None
+        self._disk_problem: str | None = None
         self._inventory = Inventory(devices=())
 
     @property
@@ -98,9 +101,14 @@ class Agent:
     # What happens, in the machine's words
 
     def take(self, event: AgentEvent) -> None:
-        """Handle an event: the journal first, then the deeds."""
-        self._state, effects = handle(self._state, event)
+        """Handle an event: the journal first, then the deeds.
+
+        Raises:
+            ResourceExhaustedError: The journal cannot be written; nothing has changed.
+        """
+        state, effects = handle(self._state, event)
         self._journal.append(*(effect.record for effect in effects if isinstance(effect, Write)))
+        self._state = state
         for effect in effects:
             match effect:
                 case StartSupervisor(launch=launch):
@@ -110,6 +118,19 @@ class Agent:
                     self._spawn(self._keeper.stop(share, mode, grace_s), attempt_id)
                 case TellStarted() | TellEnded() | Write():
                     self._may_have_news.set()
+
+    async def _take_surely(self, event: AgentEvent) -> None:
+        """Handle an event that is a fact: as long as the journal cannot be written, the node has a problem."""
+        while True:
+            try:
+                self.take(event)
+            except ResourceExhaustedError as error:
+                self._disk_problem = error.message
+                self._check_devices()
+                await asyncio.sleep(_JOURNAL_RETRY_S)
+            else:
+                self._disk_problem = None
+                return
 
     def recover(self) -> None:
         """Take up the shares that the journal says live."""
@@ -160,9 +181,9 @@ class Agent:
                 error_code=error.error_code,
                 message=error.message,
             )
-            self.take(VerifiedGone(attempt_id=launch.attempt_id, end=end, gone_boot_s=boot_s()))
+            await self._take_surely(VerifiedGone(attempt_id=launch.attempt_id, end=end, gone_boot_s=boot_s()))
             return
-        self.take(SupervisorUp(attempt_id=launch.attempt_id, supervisor=supervisor))
+        await self._take_surely(SupervisorUp(attempt_id=launch.attempt_id, supervisor=supervisor))
         await self._watch_share(launch.attempt_id, launch)
 
     async def _readopt(self, share: HeldShare) -> None:
@@ -170,7 +191,7 @@ class Agent:
         if share.supervisor is None:
             supervisor = self._keeper.claim_or_adopt(share.attempt_id)
             if supervisor is not None:
-                self.take(SupervisorUp(attempt_id=share.attempt_id, supervisor=supervisor))
+                await self._take_surely(SupervisorUp(attempt_id=share.attempt_id, supervisor=supervisor))
         await self._watch_share(share.attempt_id, launch)
 
     def _stored_launch(self, attempt_id: AttemptId) -> Launch | None:
@@ -183,14 +204,14 @@ class Agent:
         """Stay with a share until nothing of it is left."""
         share = self._state.shares[attempt_id]
         if share.stop_mode is not None:  # asked for before there was anybody to tell
-            self._spawn(self._keeper.stop(share, share.stop_mode, 0.0), attempt_id)
+            self._spawn(self._keeper.stop(share, share.stop_mode, share.stop_grace_s), attempt_id)
         if await self._keeper.wait_started(share):
-            self.take(RanksUp(attempt_id=attempt_id))
+            await self._take_surely(RanksUp(attempt_id=attempt_id))
         await self._keeper.wait_gone(share)
         share = self._state.shares[attempt_id]
         gone = await self._keeper.clear(share, launch)
         self._leftovers.update(dict.fromkeys(gone.end.dirty, gone.leftovers))
-        self.take(VerifiedGone(attempt_id=attempt_id, end=gone.end, gone_boot_s=gone.gone_boot_s))
+        await self._take_surely(VerifiedGone(attempt_id=attempt_id, end=gone.end, gone_boot_s=gone.gone_boot_s))
         self._check_devices()
 
     def _check_devices(self) -> None:
@@ -202,7 +223,7 @@ class Agent:
             if (living := tuple(identity for identity in identities if is_alive(identity)))
         }
         devices = tuple(self._with_leftovers(device) for device in inventory.devices)
-        inventory = Inventory(devices=devices, problem=self._cleaning or inventory.problem)
+        inventory = Inventory(devices=devices, problem=self._cleaning or self._disk_problem or inventory.problem)
         if inventory != self._inventory:
             self._inventory = inventory
             self._may_have_news.set()
@@ -261,8 +282,7 @@ class Agent:
         node_id = self._info.node_id
         match message.WhichOneof("message"):
             case "launch":
-                launch = launch_from_proto(message.launch)
-                self.take(LaunchAsked(launch=launch, unfit=self._unfit(launch)))
+                self._take_launch(message.launch)
             case "stop_attempt":
                 stop = stop_attempt_from_proto(message.stop_attempt, node_id)
                 self.take(StopAsked(attempt_id=stop.attempt_id, mode=stop.mode, grace_s=stop.grace_s))
@@ -274,6 +294,14 @@ class Agent:
                 self._logs.cancel(message.cancel_read.read_id)
             case other:
                 _log.warning("a message of kind %s is not known here", other)
+
+    def _take_launch(self, message: pb.Launch) -> None:
+        try:
+            launch = launch_from_proto(message)
+        except UserError as error:
+            self.take(LaunchUnreadable(attempt_id=AttemptId(message.attempt_id), why=error.message))
+            return
+        self.take(LaunchAsked(launch=launch, unfit=self._unfit(launch)))
 
     def _acknowledge(self, attempt_id: AttemptId) -> None:
         self.take(EndAcknowledged(attempt_id=attempt_id))

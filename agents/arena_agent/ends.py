@@ -20,6 +20,7 @@ class EndEvidence:
         reports: What the workers said.
         is_command: A user's program, whose exit code alone tells whether it finished.
         has_rank_zero: Whether rank 0, which reports for all, ran here.
+        supervisor_log: What the supervisor itself printed: nothing, unless it failed.
         stop_mode: How the agent was asked to stop it, None if it was not.
         log_tails: Last output by rank.
         dirty: Devices that are not free, with the reason.
@@ -31,6 +32,7 @@ class EndEvidence:
     is_command: bool
     has_rank_zero: bool
     stop_mode: str | None
+    supervisor_log: str = ""
     log_tails: Mapping[int, str] = field(default_factory=dict)
     dirty: Mapping[DeviceId, str] = field(default_factory=dict)
 
@@ -106,7 +108,8 @@ def _end_without_word(evidence: EndEvidence) -> NodeEnd:
     if evidence.stop_mode is not None:
         return _end(evidence, EndKind.KILLED, message="killed on request")
     tail = evidence.log_tails[min(evidence.log_tails)] if evidence.log_tails else ""
-    return _end(evidence, EndKind.FAILED, message="the processes are gone and nobody saw them exit", tail=tail)
+    message = "the processes are gone and nobody saw them exit"
+    return _end(evidence, EndKind.FAILED, message=message, tail=evidence.supervisor_log or tail)
 
 
 def _end(evidence: EndEvidence, kind: EndKind, *, message: str = "", code: str = "", tail: str = "") -> NodeEnd:

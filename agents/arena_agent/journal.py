@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.records import NodeEnd
-from arena.errors import InternalError
+from arena.errors import InternalError, ResourceExhaustedError
 from arena_agent.files import write_durably
 
 
@@ -157,6 +157,7 @@ class Journal:
         self._wall_s = wall_s
         self._boot_s = boot_s
         self._descriptor: int | None = None
+        self._size_bytes = 0
 
     def open(self) -> tuple[Entry, ...]:
         """Return what the file holds, cut a torn last line off, and make it ready for appending.
@@ -168,26 +169,42 @@ class Journal:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, good_bytes)
         os.fsync(self._descriptor)
+        self._size_bytes = good_bytes
         return entries
 
     def append(self, *records: Record) -> None:
-        """Write records and return when they are on disk."""
+        """Write records and return when they are on disk.
+
+        Raises:
+            ResourceExhaustedError: They could not be written; the journal is as before.
+        """
         if self._descriptor is None:
             raise InternalError("the journal is not open")
         if not records:
             return
         entries = [Entry(wall_s=self._wall_s(), boot_s=self._boot_s(), record=record) for record in records]
         data = "".join(entry.to_json() + "\n" for entry in entries).encode()
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._descriptor, view) :]
-        os.fdatasync(self._descriptor)
+        try:
+            _write_all(self._descriptor, data)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._size_bytes)
+            raise ResourceExhaustedError(
+                f"the journal {self._path} cannot be written", why=str(error), fix="free space there"
+            ) from error
+        self._size_bytes += len(data)
 
     def close(self) -> None:
         """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.fdatasync(descriptor)
 
 
 def read_entries(path: Path) -> tuple[tuple[Entry, ...], int]:

@@ -75,6 +75,8 @@ class Starter:
             return self._start_cold(launch, files)
         except OSError as error:
             raise LaunchRefusedError(f"{error.strerror}: {error.filename!r}") from error
+        except ValueError as error:
+            raise LaunchRefusedError(str(error), error_code="config") from error
 
     def _check(self, launch: Launch) -> None:
         if launch.spec.train is not None and importlib.util.find_spec("torch") is None:
@@ -137,9 +139,7 @@ class Starter:
                 start_new_session=True,
             )
         entry = process_entry(process.pid)
-        # A child that is not waited for stays a zombie, which keeps its pid from being used again: that is welcome
-        # until its end is verified, and the kernel's limit is far away. SIGCHLD is ignored by nobody here.
-        process.returncode = 0
+        process.returncode = 0  # reaped after its end is verified: until then the zombie keeps its pid from new use
         if entry is None:
             raise LaunchRefusedError("the supervisor died at once")
         return entry.identity

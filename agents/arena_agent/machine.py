@@ -71,6 +71,7 @@ class HeldShare:
     supervisor: ProcessIdentity | None = None
     is_started: bool = False
     stop_mode: StopMode | None = None
+    stop_grace_s: float = 0.0
     end: NodeEnd | None = None
 
     @property
@@ -108,6 +109,14 @@ class LaunchAsked:
 
     launch: Launch
     unfit: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchUnreadable:
+    """The scheduler wants a share launched that this agent does not understand."""
+
+    attempt_id: AttemptId
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +159,7 @@ class EndAcknowledged:
     attempt_id: AttemptId
 
 
-AgentEvent = LaunchAsked | SupervisorUp | RanksUp | StopAsked | VerifiedGone | EndAcknowledged
+AgentEvent = LaunchAsked | LaunchUnreadable | SupervisorUp | RanksUp | StopAsked | VerifiedGone | EndAcknowledged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +209,9 @@ def handle(state: AgentState, event: AgentEvent) -> Outcome:
     match event:
         case LaunchAsked():
             return _launch(state, event)
+        case LaunchUnreadable(attempt_id=attempt_id, why=why):
+            is_new = attempt_id not in state.shares
+            return _refuse(state, attempt_id, EndKind.LAUNCH_FAILED, why) if is_new else (state, ())
         case StopAsked():
             return _stop(state, event)
         case SupervisorUp(attempt_id=attempt_id, supervisor=supervisor):
@@ -322,8 +334,8 @@ def _advanced(share: HeldShare, record: Launched | Started | StopSent | Ended) -
             return _moved(replace(share, supervisor=identity), AttemptPhase.LAUNCHING)
         case Started():
             return _moved(replace(share, is_started=True), AttemptPhase.STARTED)
-        case StopSent(mode=mode):
-            return _moved(replace(share, stop_mode=mode), AttemptPhase.STOPPING)
+        case StopSent(mode=mode, grace_s=grace_s):
+            return _moved(replace(share, stop_mode=mode, stop_grace_s=grace_s), AttemptPhase.STOPPING)
         case Ended(end=end):
             return _moved(replace(share, end=end), AttemptPhase.ENDED)
 

@@ -90,6 +90,8 @@ class Newsroom:
         if said_s is None or self._boot_s() - said_s >= _REPEAT_END_S:
             self._end_said_s[attempt_id] = self._boot_s()
             yield AttemptEnded(node_id=state.node_id, attempt_id=attempt_id, end=share.end)
+            if share.end.dirty:  # the scheduler now holds these devices dirty: tell it again what they are
+                self._inventory = None
 
     def _tail(self, attempt_id: AttemptId) -> ReportTail:
         return self._tails.get(attempt_id) or ReportTail(self._files.attempt(attempt_id), self._boot_s)

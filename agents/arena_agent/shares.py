@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,6 +97,7 @@ class ShareKeeper:
         marks = self._marks(share)
         leftovers = await kill_until_gone(lambda: members(marks))
         gone_boot_s = boot_s()
+        _reap(share.supervisor)
         dirty = _dirty(share, leftovers)
         return Gone(end=node_end(self._evidence(share, launch, dirty)), leftovers=leftovers, gone_boot_s=gone_boot_s)
 
@@ -113,6 +116,7 @@ class ShareKeeper:
         return EndEvidence(
             node_id=self._node_id,
             exit=_exit_record(files),
+            supervisor_log=_supervisor_log(files),
             reports=all_reports(files),
             is_command=launch is not None and launch.spec.command is not None,
             has_rank_zero=launch is None or 0 in launch.node_ranks,
@@ -122,9 +126,23 @@ class ShareKeeper:
         )
 
 
+def _reap(supervisor: ProcessIdentity | None) -> None:
+    """Take a dead supervisor off the process table, if it was our child."""
+    if supervisor is not None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(supervisor.pid, os.WNOHANG)
+
+
 def _exit_record(files: AttemptFiles) -> ExitRecord | None:
     value = read_json(files.exit)
     return None if value is None else ExitRecord.from_mapping(value)
+
+
+def _supervisor_log(files: AttemptFiles) -> str:
+    try:
+        return files.supervisor_log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_BYTES:]
+    except FileNotFoundError:
+        return ""
 
 
 def _dirty(share: HeldShare, leftovers: tuple[ProcessIdentity, ...]) -> Mapping[DeviceId, str]:

@@ -39,6 +39,7 @@ class WarmLauncher:
         self._log_path = log_path
         self._channel: socket.socket | None = None
         self._ready = asyncio.Event()
+        self._is_broken = False
         self._turn = asyncio.Lock()
 
     async def run(self) -> None:
@@ -47,6 +48,7 @@ class WarmLauncher:
         while True:
             was_ready = await self._live_once()
             failure_count = 0 if was_ready else failure_count + 1
+            self._is_broken = not was_ready
             await asyncio.sleep(_RESTART_PAUSES_S[min(failure_count, len(_RESTART_PAUSES_S) - 1)])
 
     async def fork(self, directory: Path, attempt_id: str) -> ProcessIdentity | None:
@@ -71,7 +73,9 @@ class WarmLauncher:
             return entry.identity if entry else None
 
     async def wait_ready(self, limit_s: float) -> bool:
-        """Return whether the launcher is ready, waiting for it no longer than the limit."""
+        """Return whether the launcher is ready, waiting for one that may come up no longer than the limit."""
+        if self._is_broken:
+            return self._ready.is_set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), limit_s)
         return self._ready.is_set()
@@ -108,6 +112,7 @@ class WarmLauncher:
             _log.warning("the warm launcher did not come up, see %s", self._log_path)
             return False
         self._channel = channel
+        self._is_broken = False
         self._ready.set()
         entry = process_entry(process.pid)
         if entry is not None:

@@ -52,6 +52,7 @@ class Supervisor:
         self._first_failed_rank: int | None = None
         self._stop_asked = False
         self._stop_mode: str | None = None
+        self._term_sent = False
         self._grace_expired = False
         self._kill_at_s: float | None = None
         self._oom_count_before = 0
@@ -71,7 +72,7 @@ class Supervisor:
             self._take_locks()
             self._start_ranks()
             self._supervise()
-        except (OSError, LockedDeviceError) as error:
+        except (OSError, ValueError, LockedDeviceError) as error:
             launch_error = _describe(error)
         leftovers = self._sweep()
         self._read_ready(0.0)
@@ -178,6 +179,9 @@ class Supervisor:
             self._kill_by(boot_s())
             return
         self._kill_by(boot_s() + float(stop.get("grace_s", self._order.grace_s)))
+        if self._term_sent:  # said again after an agent's restart: a second TERM could mean "now" to a program
+            return
+        self._term_sent = True
         for pid in self._rank_by_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
