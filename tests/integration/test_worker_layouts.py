@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 from arena.domain.job import JobSpec
 from arena.domain.launch import Finished, Ready
-from arena.domain.parallel import parse_plan
+from arena.domain.parallel import ParallelPlan, Replica, Stage, parse_plan
 from arena_agent.worker.capability import unsupported
 from arena_agent.worker.checkpoint import read_whole
-from tests.fakes.rank_launcher import Attempt, RankLauncher
+from tests.fakes.rank_launcher import Attempt, RankLauncher, make_launch
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +101,17 @@ def test_a_layout_trains_as_one_process_would(
     for name, tensor in ours.items():
         # Adam's first steps divide small sums by their own size, so rounding counts for more than in the loss.
         torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_replicas_may_take_unequal_shares(
+    launcher: RankLauncher, reference: Attempt, family: str, tmp_path: Path, zero: int
+) -> None:
+    replicas = (Replica(micro_batch_count=1), Replica(micro_batch_count=5))
+    stages = tuple(Stage(layer_count=count, replicas=replicas) for count in (3, 2))
+    plan = ParallelPlan(stages=stages, micro_batch_size=1, zero=zero)
+    attempt = launcher.launch(tmp_path, make_launch(tmp_path, job(STEPS, family), plan)).finish()
+    assert attempt.losses() == pytest.approx(reference.losses(), abs=1e-6)
 
 
 @pytest.mark.parametrize("index", range(len(LAYOUTS)))

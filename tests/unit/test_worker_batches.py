@@ -10,30 +10,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arena.domain.job import TrainSpec
-from arena.domain.parallel import parse_plan
-from arena_agent.worker.batches import IGNORED_TARGET, micro_batch_count, replica_batch, replica_ids
+from arena.domain.parallel import ParallelPlan, Replica, Stage, parse_plan
+from arena_agent.worker.batches import IGNORED_TARGET, micro_batch_count, replica_batch, replica_shares
 from arena_agent.worker.data import DataError, TokenCorpus, open_corpus
 
 
 @given(batch=st.integers(1, 40), dp=st.integers(1, 8))
 def test_replicas_share_a_batch_in_order(batch: int, dp: int) -> None:
-    parts = [replica_ids(range(batch), dp=dp, replica_index=index) for index in range(dp)]
-    assert [sample for part in parts for sample in part] == list(range(batch))
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    shares = replica_shares(parse_plan(f"dp{dp}", layer_count=1), batch)
+    assert [sample for share in shares for sample in share] == list(range(batch))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@given(batch=st.integers(1, 60), dp=st.integers(1, 4), pp=st.integers(1, 4), size=st.integers(1, 5))
-def test_all_samples_of_the_largest_replica_fit(batch: int, dp: int, pp: int, size: int) -> None:
-    words = f"dp{dp} pp{pp} mb{size}" + (" interleaved2" if pp > 1 else "")
-    count = micro_batch_count(parse_plan(words, layer_count=8), batch)
-    assert count * size >= -(-batch // dp)
-    assert count % max(1, count // pp) == 0
+@pytest.mark.parametrize(
+    ("counts", "shares"),
+    [
+        ((1, 3), (range(2), range(2, 8))),
+        ((3, 2), (range(6), range(6, 8))),
+        ((4, 1), (range(8), range(8, 8))),
+    ],
+)
+def test_a_plan_may_say_how_much_each_replica_takes(counts: tuple[int, int], shares: tuple[range, range]) -> None:
+    replicas = tuple(Replica(micro_batch_count=count) for count in counts)
+    plan = ParallelPlan(stages=(Stage(layer_count=1, replicas=replicas),), micro_batch_size=2)
+    assert replica_shares(plan, 8) == shares
+    assert [micro_batch_count(plan, 8, index) for index in (0, 1)] == [max(1, -(-len(share) // 2)) for share in shares]
+
+
+@given(
+    batch=st.integers(1, 60),
+    dp=st.integers(1, 4),
+    pp=st.integers(1, 4),
+    size=st.integers(1, 5),
+    zero=st.integers(0, 3),
+)
+def test_all_samples_of_a_replica_fit(batch: int, dp: int, pp: int, size: int, zero: int) -> None:
+    words = f"dp{dp} pp{pp} mb{size} zero{zero}" + (" interleaved2" if pp > 1 else "")
+    plan = parse_plan(words, layer_count=8)
+    counts = [micro_batch_count(plan, batch, index) for index in range(dp)]
+    shares = replica_shares(plan, batch)
+    assert all(count * size >= len(share) for count, share in zip(counts, shares, strict=True))
+    assert all(count % max(1, count // pp) == 0 for count in counts)
+    assert zero < 2 or len(set(counts)) == 1
 
 
 def test_without_interleaving_no_whole_micro_batch_is_padding() -> None:
-    assert micro_batch_count(parse_plan("dp3 mb2 pp2", layer_count=8), 8) == 2
-    assert micro_batch_count(parse_plan("pp4 mb2", layer_count=8), 10) == 5
-    assert micro_batch_count(parse_plan("pp4 mb2 interleaved2", layer_count=8), 18) == 10
+    dp3 = parse_plan("dp3 mb1 pp2", layer_count=8)
+    assert [micro_batch_count(dp3, 8, index) for index in range(3)] == [3, 3, 2]
+    assert micro_batch_count(parse_plan("pp4 mb2", layer_count=8), 10, 0) == 5
+    assert micro_batch_count(parse_plan("pp4 mb2 interleaved2", layer_count=8), 18, 0) == 10
 
 
 def test_padding_has_no_targets() -> None:

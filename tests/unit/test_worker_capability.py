@@ -70,7 +70,8 @@ def stages(*parts: tuple[int, tuple[Replica, ...]]) -> ParallelPlan:
     [
         (stages((3, (Replica(tp=2),)), (3, (Replica(), Replica()))), "stages with different replicas"),
         (stages((6, (Replica(tp=2), Replica(tp=1)))), "replicas with different tp"),
-        (stages((6, (Replica(micro_batch_count=3), Replica(micro_batch_count=5)))), "micro-batch counts"),
+        (stages((6, (Replica(micro_batch_count=3), Replica()))), "for some replicas and not for others"),
+        (stages((6, (Replica(micro_batch_count=3), Replica(micro_batch_count=4)))), "do not hold the batch of 8"),
         (stages((5, (Replica(),))), "the plan places 5 layers, the model has 6"),
     ],
 )
@@ -78,6 +79,11 @@ def test_uneven_meshes_are_refused(plan: ParallelPlan, reason: str) -> None:
     said = unsupported(job(), plan)
     assert said is not None
     assert reason in said
+
+
+def test_unequal_micro_batch_counts_run() -> None:
+    plan = stages((6, (Replica(micro_batch_count=3), Replica(micro_batch_count=5))))
+    assert unsupported(job(), plan) is None
 
 
 def test_types_and_zones_do_not_matter_to_the_mesh() -> None:

@@ -17,6 +17,7 @@ from arena_agent.worker.manifest import (
     select_newest,
     step_name,
     step_of,
+    verify_files,
     write_manifest,
 )
 
@@ -52,7 +53,7 @@ def test_the_newest_whole_one_is_chosen(tmp_path: Path) -> None:
 
 def test_newer_ones_that_are_not_whole_are_named(tmp_path: Path) -> None:
     checkpoint(tmp_path, 1)
-    (checkpoint(tmp_path, 2) / "shard").write_bytes(b"state of step 3")
+    (checkpoint(tmp_path, 2) / "shard").write_bytes(b"state of step")
     (checkpoint(tmp_path, 3) / "shard").write_bytes(b"short")
     (checkpoint(tmp_path, 4) / "shard").unlink()
     checkpoint(tmp_path, 5, fmt=FORMAT + 1)
@@ -61,7 +62,20 @@ def test_newer_ones_that_are_not_whole_are_named(tmp_path: Path) -> None:
     chosen = select_newest(tmp_path)
     assert chosen.name == "step-00000001"
     assert [step_of(name) for name in chosen.skipped] == [7, 6, 5, 4, 3, 2]
-    assert complete_names(tmp_path) == ["step-00000002", "step-00000001"], "digests are for loading"
+    assert complete_names(tmp_path) == ["step-00000001"]
+
+
+def test_one_that_differs_from_its_digests_is_found_and_passed_over(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 1)
+    (checkpoint(tmp_path, 2) / "shard").write_bytes(b"state of step 3")
+    first = select_newest(tmp_path)
+    assert first.name == "step-00000002"
+    assert first.manifest is not None
+    with pytest.raises(CheckpointError, match="differs from its digest") as caught:
+        verify_files(tmp_path / first.name, first.manifest, names=["shard"])
+    second = select_newest(tmp_path, {first.name: caught.value.message})
+    assert second.name == "step-00000001"
+    assert list(second.skipped) == [first.name]
 
 
 def test_an_empty_place_starts_afresh(tmp_path: Path) -> None:

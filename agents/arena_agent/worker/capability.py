@@ -12,8 +12,8 @@ def unsupported(spec: JobSpec, plan: ParallelPlan) -> str | None:
     """Return why the worker cannot run a job under a plan, or None when it can.
 
     Supported for GPT and Llama: dp (also where it does not divide the global batch), tp that divides heads and
-    widths, pp with uneven layer splits, 1f1b, gpipe and interleaved schedules, zero 0 to 3, recomputation (none,
-    selective, full), fp32 and bf16.
+    widths, pp with uneven layer splits, 1f1b, gpipe and interleaved schedules, zero 0 to 3, unequal micro-batch
+    counts, recomputation (none, selective, full), fp32 and bf16.
     """
     if spec.train is None:
         return "the worker runtime trains models; a command job is run as its own program"
@@ -43,8 +43,6 @@ def _stage_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
         yield "stages with different replicas: the worker's device mesh is pp x dp x tp, alike on every stage"
     if len({replica.tp for replica in plan.stages[0].replicas}) > 1:
         yield "replicas with different tp: the worker's device mesh has one tp degree"
-    if any(replica.micro_batch_count is not None for replica in plan.stages[0].replicas):
-        yield "explicit micro-batch counts: the worker splits the global batch over replicas itself"
     if train.model.tied_embeddings and plan.pp > 1:
         yield "tied embeddings live on one pipeline stage, the plan has pp" + str(plan.pp)
     chunk_count = plan.virtual_stage_count
@@ -76,5 +74,11 @@ def _feature_refusals(plan: ParallelPlan) -> Iterator[str]:
 
 
 def _batch_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
+    counts = [replica.micro_batch_count for replica in plan.stages[0].replicas]
+    given = [count for count in counts if count is not None]
+    if given and len(given) < len(counts):
+        yield "micro-batch counts for some replicas and not for others"
+    elif given and sum(given) * plan.micro_batch_size < train.global_batch:
+        yield f"{sum(given)} micro-batches of {plan.micro_batch_size} do not hold the batch of {train.global_batch}"
     if train.global_batch < plan.dp:
         yield f"dp{plan.dp} exceeds the global batch of {train.global_batch}: a replica would have no sample"

@@ -12,6 +12,7 @@ import shutil
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,6 +38,7 @@ from arena_agent.worker.manifest import (
     step_of,
     sync,
     sync_and_describe,
+    verify_files,
     write_manifest,
 )
 from arena_agent.worker.optimizer import HeldParameter
@@ -66,7 +68,16 @@ class CheckpointStore:
         Raises:
             CheckpointError: A newer attempt owns it, or all its checkpoints are damaged.
         """
-        return self.ranks.first_does(self._open)
+        selection = self.ranks.first_does(self._open)
+        while selection.manifest is not None and selection.name is not None:
+            share = sorted(selection.manifest.files)[self.ranks.rank :: self.ranks.world_size]
+            damage = _damage(self.root / selection.name, selection.manifest, share)
+            found = [text for text in self.ranks.gathered(damage) if text]
+            if not found:
+                return selection
+            damaged = {**selection.skipped, selection.name: found[0]}
+            selection = self.ranks.first_does(partial(select_newest, self.root, damaged))
+        return selection
 
     def load(self, selection: Selection, state: dict[str, Tensor], fingerprint: Mapping[str, str]) -> None:
         """Read a checkpoint into tensors, resharding as needed.
@@ -214,6 +225,17 @@ def _require_whole(metadata: Metadata, manifest: Manifest, name: str) -> None:
         count = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
         if count != math.prod(entry.size):
             raise CheckpointError(f"{name} holds {count} elements of {key}, which has {math.prod(entry.size)}")
+
+
+def _damage(directory: Path, manifest: Manifest, names: Sequence[str]) -> str | None:
+    """Return what is wrong with some of a checkpoint's files by their digests; ranks share the reading."""
+    try:
+        verify_files(directory, manifest, names=names)
+    except CheckpointError as error:
+        return error.message
+    except OSError as error:
+        return f"{directory.name}: {error}"
+    return None
 
 
 def _remove(path: Path) -> None:

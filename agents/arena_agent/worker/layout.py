@@ -17,7 +17,12 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
 )
 from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from arena.domain.job import TrainSpec
@@ -98,7 +103,7 @@ def build_layout(train: TrainSpec, plan: ParallelPlan, *, rank: int, device: tor
         stages = [
             _pipeline_stage(train, plan, chunk, spec, mesh, device) for chunk, spec in zip(chunks, specs, strict=True)
         ]
-        pipeline = _schedule(plan, stages, micro_batch_count(plan, train.global_batch), loss_of)
+        pipeline = _schedule(plan, stages, micro_batch_count(plan, train.global_batch, at.dp), loss_of)
     return Layout(plan=plan, at=at, mesh=mesh, device=device, chunks=chunks, pipeline=pipeline, loss_of=loss_of)
 
 
@@ -123,7 +128,13 @@ def _tensor_parallel_styles(chunk: Chunk) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {}
     for name, module in chunk.named_modules():
         leaf = name.rpartition(".")[2]
-        if leaf in {"wq", "wk", "wv", "w_gate", "w_in"}:
+        if leaf == "attn":
+            # One DTensor for all projections, so that their input gradients are summed before one all-reduce.
+            whole = (Replicate(), None)
+            styles[name] = PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
+        elif leaf == "mlp":
+            styles[name] = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
+        elif leaf in {"wq", "wk", "wv", "w_gate", "w_in"}:
             styles[name] = ColwiseParallel()
         elif leaf in {"wo", "w_out"}:
             styles[name] = RowwiseParallel()

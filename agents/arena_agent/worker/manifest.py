@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -131,8 +132,13 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def verify_files(directory: Path, manifest: Manifest, *, with_digests: bool) -> None:
-    """Check that all files are there with their sizes and, if asked, their digests.
+def verify_files(directory: Path, manifest: Manifest, *, names: Sequence[str] = ()) -> None:
+    """Check that all files are there with their sizes, and the digests of some.
+
+    Args:
+        directory: The checkpoint.
+        manifest: Its manifest.
+        names: Files to read whole.
 
     Raises:
         CheckpointError: A file is missing, cut off or changed.
@@ -146,12 +152,16 @@ def verify_files(directory: Path, manifest: Manifest, *, with_digests: bool) -> 
             raise CheckpointError(
                 f"{directory.name}: file {name} has {size_bytes} bytes, the manifest says {entry.size_bytes}"
             )
-        if with_digests and file_entry(path).sha256 != entry.sha256:
+        if name in names and file_entry(path).sha256 != entry.sha256:
             raise CheckpointError(f"{directory.name}: file {name} differs from its digest in the manifest")
 
 
-def select_newest(root: Path) -> Selection:
-    """Choose the newest whole checkpoint; damaged or incomplete newer ones are passed over and named.
+def select_newest(root: Path, damaged: Mapping[str, str] = MappingProxyType({})) -> Selection:
+    """Choose the newest checkpoint that is whole by its sizes; newer ones are passed over and named.
+
+    Args:
+        root: The checkpoint directory.
+        damaged: Checkpoints already found to differ from their digests, with the reason.
 
     Raises:
         CheckpointError: There are completed checkpoints, but all of them are damaged: starting afresh would
@@ -161,8 +171,10 @@ def select_newest(root: Path) -> Selection:
     is_work_lost = False
     for name in step_directories(root):
         try:
+            if name in damaged:
+                raise CheckpointError(damaged[name])
             manifest = read_manifest(root / name)
-            verify_files(root / name, manifest, with_digests=True)
+            verify_files(root / name, manifest)
         except CheckpointError as error:
             skipped[name] = error.message
             is_work_lost = is_work_lost or (root / name / MANIFEST_NAME).exists()
@@ -188,7 +200,7 @@ def complete_names(root: Path) -> list[str]:
     names: list[str] = []
     for name in step_directories(root):
         try:
-            verify_files(root / name, read_manifest(root / name), with_digests=False)
+            verify_files(root / name, read_manifest(root / name))
         except CheckpointError:
             continue
         names.append(name)

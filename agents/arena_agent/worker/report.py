@@ -10,11 +10,15 @@ from arena.domain.launch import REPORT_JSON, Progress, StepPoint, WorkerReport
 
 _PROGRESS_INTERVAL_S = 1.0
 _PROGRESS_POINT_COUNT_MAX = 50
+_UNSENT_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True, kw_only=True)
 class Reporter:
     """Writes reports; progress is batched and always written before any later report.
+
+    Where the disk is full, lines wait in memory and follow, in order, when there is room: training goes on. Should
+    too many wait, progress is dropped.
 
     Args:
         path: The report file; several ranks may append to it, each line in a single write.
@@ -22,33 +26,54 @@ class Reporter:
 
     path: str
     _points: list[StepPoint] = field(default_factory=list)
-    _written_at_s: float = 0.0
+    _flushed_at_s: float = 0.0
+    _unsent: bytes = b""
 
     def step(self, point: StepPoint) -> None:
         """Note a step; write the batch when it is full or old enough."""
         self._points.append(point)
-        is_due = time.monotonic() - self._written_at_s >= _PROGRESS_INTERVAL_S
+        is_due = time.monotonic() - self._flushed_at_s >= _PROGRESS_INTERVAL_S
         if is_due or len(self._points) >= _PROGRESS_POINT_COUNT_MAX:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the steps not yet written."""
-        if self._points:
-            points, self._points = tuple(self._points), []
-            self._append(Progress(points=points), is_synced=False)
-        self._written_at_s = time.monotonic()
+            self._flush()
 
     def send(self, report: WorkerReport, *, is_synced: bool = False) -> None:
         """Write a report after the steps before it; a synced one survives a power loss."""
-        self.flush()
-        self._append(report, is_synced=is_synced)
+        self._flush()
+        self._unsent += _line(report)
+        self._write(is_synced=is_synced)
 
-    def _append(self, report: WorkerReport, *, is_synced: bool) -> None:
-        line = REPORT_JSON.dump_json(report) + b"\n"
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    def send_last(self, report: WorkerReport) -> None:
+        """Write and sync the report that ends the attempt.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        self.send(report, is_synced=True)
+        if self._unsent:
+            raise OSError(f"the last report of the attempt could not be written to {self.path}")
+
+    def _flush(self) -> None:
+        self._flushed_at_s = time.monotonic()
+        points, self._points = tuple(self._points), []
+        if points and len(self._unsent) < _UNSENT_BYTES_MAX:
+            self._unsent += _line(Progress(points=points))
+        self._write(is_synced=False)
+
+    def _write(self, *, is_synced: bool) -> None:
+        if not self._unsent:
+            return
         try:
-            os.write(handle, line)
-            if is_synced:
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                # A full disk can take part of a line; the rest follows with the next attempt.
+                self._unsent = self._unsent[os.write(handle, self._unsent) :]
+                if is_synced:
+                    os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            print(f"report not written: {error}", flush=True)
+
+
+def _line(report: WorkerReport) -> bytes:
+    return REPORT_JSON.dump_json(report) + b"\n"

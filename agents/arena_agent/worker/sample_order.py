@@ -28,10 +28,16 @@ class SampleOrder:
     sample_count: int
     global_batch: int
 
-    def ids(self, step: int) -> tuple[int, ...]:
-        """Return the sample ids of optimizer step ``step`` (0-based), in order."""
+    def ids(self, step: int, share: range | None = None) -> tuple[int, ...]:
+        """Return the sample ids of optimizer step ``step`` (0-based), in order.
+
+        Args:
+            step: Which step.
+            share: Positions in the global batch; by default all.
+        """
         first = step * self.global_batch
-        return tuple(self.id_at(position) for position in range(first, first + self.global_batch))
+        positions = range(self.global_batch) if share is None else share
+        return tuple(self.id_at(first + position) for position in positions)
 
     def id_at(self, position: int) -> int:
         """Return the sample at a position of the stream."""

@@ -25,7 +25,7 @@ from arena.domain.launch import (
 )
 from arena.errors import UserError
 from arena_agent.worker.agreement import Ranks
-from arena_agent.worker.batches import micro_batch_count, replica_batch, replica_ids
+from arena_agent.worker.batches import micro_batch_count, replica_batch, replica_shares
 from arena_agent.worker.checkpoint import CheckpointStore, training_state
 from arena_agent.worker.data import Corpus
 from arena_agent.worker.export import export_model
@@ -181,9 +181,10 @@ class Trainer:
     def _forward_backward(self) -> float:
         assert self._order is not None
         plan = self.layout.plan
-        ids = replica_ids(self._order.ids(self.step), dp=plan.dp, replica_index=self.layout.at.dp)
-        row_count = micro_batch_count(plan, self.train.global_batch) * plan.micro_batch_size
-        batch = replica_batch(self.corpus, ids, row_count=row_count)
+        global_batch, replica_index = self.train.global_batch, self.layout.at.dp
+        share = replica_shares(plan, global_batch)[replica_index]
+        row_count = micro_batch_count(plan, global_batch, replica_index) * plan.micro_batch_size
+        batch = replica_batch(self.corpus, self._order.ids(self.step, share), row_count=row_count)
         inputs = torch.from_numpy(batch.inputs).to(self.layout.device)
         targets = torch.from_numpy(batch.targets).to(self.layout.device)
         return run_micro_batches(self.layout, inputs, targets)
@@ -274,7 +275,7 @@ class Trainer:
     def _stop(self) -> None:
         self._save()
         if self.reporter:
-            self.reporter.send(Stopped(step=self.step, durable_step=self.durable_step), is_synced=True)
+            self.reporter.send_last(Stopped(step=self.step, durable_step=self.durable_step))
 
     def _finish(self, condition: str) -> None:
         if self.reporter:
@@ -286,7 +287,7 @@ class Trainer:
             )
         output = self.ranks.first_does(self._export)
         if self.reporter:
-            self.reporter.send(Finished(step=self.step, loss=self.loss, output=output), is_synced=True)
+            self.reporter.send_last(Finished(step=self.step, loss=self.loss, output=output))
 
     def _export(self) -> str:
         source = self.store.root / step_name(self.step)
