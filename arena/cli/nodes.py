@@ -39,7 +39,7 @@ def _row(node: NodeView) -> tuple[str, ...]:
         str(sum(item.device.dirty is not None for item in node.devices)),
         quoted(node.zone),
         quoted(node.address),
-        f"{node.clock_skew_s:+.1f}s",
+        f"{round(node.clock_skew_s, 1) + 0.0:.1f}s",
         " ".join(quoted(attempt_id) for attempt_id in node.attempt_ids) or words.NOTHING,
         _why(node),
     )

@@ -42,6 +42,7 @@ def start_logging(verbose: bool) -> None:
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 @command(short_help="Run the scheduler.", context_settings={"auto_envvar_prefix": "ARENA_SCHEDULER"})
@@ -94,9 +95,7 @@ def _number_option(text: str) -> tuple[str, float]:
 
 @command(short_help="Run the agent of this node.", context_settings={"auto_envvar_prefix": "ARENA_AGENT"})
 @click.option("--node-id", help="Name of this node.  [default: the host's name]")
-@click.option(
-    "--state-dir", type=_DIRECTORY, help="The agent's directory.  [default: agent-NODE in the state directory]"
-)
+@click.option("--state-dir", type=_DIRECTORY, help="Its directory.  [default: agent-NODE in the state directory]")
 @click.option("--virtual-gpus", type=click.IntRange(1), help="Offer so many CPU workers as GPUs.")
 @click.option("--gpu-type", help="Catalog name of the GPUs.  [default: what the driver says]")
 @click.option("--zone", default="default", show_default=True, help="Where the node stands.")
@@ -105,9 +104,7 @@ def _number_option(text: str) -> tuple[str, float]:
 @click.option("--address", help="Where other nodes reach this one.  [default: towards the scheduler]")
 @click.option("--ports", metavar="LOW-HIGH", default="20000-29999", show_default=True, help="Rendezvous ports.")
 @click.option("--place", "places", type=_DIRECTORY, multiple=True, help="Checkpoint place; may be repeated.")
-@click.option(
-    "--log-cap", "log_cap_bytes", type=click.IntRange(4096), metavar="BYTES", help="Kept of one rank's output."
-)
+@click.option("--log-cap", "log_cap_bytes", type=click.IntRange(4096), metavar="BYTES", help="Kept of a rank's output.")
 @click.option("--cold", is_flag=True, help="Start every rank anew instead of from a process that has torch loaded.")
 @click.option("--check", is_flag=True, help="Show what would be registered, and exit.")
 def agent(app: App, **options: Any) -> int:
