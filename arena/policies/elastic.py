@@ -39,6 +39,8 @@ class Elastic:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Admit, then grow; see the module for the rules."""
+        if not snapshot.waiting and not snapshot.capacity.rooms:
+            return Decision()
         draft = ElasticDraft(snapshot, self.rules)
         rest = self._admit(snapshot, draft)
         draft.grow()

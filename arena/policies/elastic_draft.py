@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -67,10 +68,10 @@ class ElasticDraft:
         self._seats: dict[JobId, Seat] = dict(self._running)
         self._shrunk_for: dict[JobId, JobId] = {}
         self._unpaid_gain_s: dict[JobId, float] = {}
-        self._victims = sorted(
-            (job_id for job_id in self._running if self._spare(job_id) > 0),
-            key=lambda job_id: (-self._spare(job_id), job_id),
-        )
+        self._counted: Capacity | None = None
+        self._free: dict[str, int] = {}
+        self._spare = {job_id: spare for job_id in self._running if (spare := self._spare_count(job_id)) > 0}
+        self._victims = sorted(self._spare, key=lambda job_id: (-self._spare[job_id], job_id))
 
     @property
     def is_exhausted(self) -> bool:
@@ -109,13 +110,11 @@ class ElasticDraft:
         A job's best step can only get worse while others take devices, so a step that is still the best after a
         second look is the best of all (lazy greedy).
         """
-        queue: list[tuple[float, JobId]] = []
-        for job_id in self._growers():
-            growth = self._best_growth(job_id)
-            if growth is not None:
-                queue.append((-growth.rate, job_id))
+        if not self._capacity.rooms:
+            return
+        queue = [(-rate, job_id) for job_id in self._growers() if (rate := self._rate_at_best(job_id)) is not None]
         heapq.heapify(queue)
-        while queue:
+        while queue and self._capacity.rooms:
             _, job_id = heapq.heappop(queue)
             growth = self._best_growth(job_id)
             if growth is None:
@@ -125,7 +124,9 @@ class ElasticDraft:
                 continue
             self._capacity = self._capacity_without(job_id).take_all(growth.seat.allocation)
             self._seats[job_id] = growth.seat
-            heapq.heappush(queue, (-growth.rate, job_id))
+            rate = self._rate_at_best(job_id)
+            if rate is not None:
+                heapq.heappush(queue, (-rate, job_id))
 
     def choices(self) -> dict[JobId, Choice | None]:
         """Return the changes, with their causes recorded as reasons too."""
@@ -168,7 +169,7 @@ class ElasticDraft:
             speed_per_s=1.0 / holding.estimate.iter_time_s,
         )
 
-    def _spare(self, job_id: JobId) -> int:
+    def _spare_count(self, job_id: JobId) -> int:
         """GPUs a running job could give up; none if it ends sooner than a restart takes."""
         job, holding = self._snapshot.jobs[job_id], self._snapshot.holding[job_id]
         if self._rules.remaining_s(job, holding) < self._snapshot.restart_s:
@@ -185,7 +186,7 @@ class ElasticDraft:
         """Shrink victims one by one until the job fits; leave everything as it was if it never does."""
         types = {part.gpu_type for cell in cells for part in cell.group.parts}
         victims = [victim for victim in self._victims if self._running[victim].gpu_type in types]
-        spare = sum(self._spare(victim) for victim in victims)
+        spare = sum(self._spare[victim] for victim in victims)
         free = sum(self._capacity.free_count(gpu_type) for gpu_type in sorted(types))
         if free + spare < cells[0].group.gpu_count:
             return None
@@ -220,27 +221,50 @@ class ElasticDraft:
         yield from sorted(self._running)
         yield from (job_id for job_id in self.started if jobs[job_id].spec.kind is not JobKind.RIGID)
 
+    def _rate_at_best(self, job_id: JobId) -> float | None:
+        """Return a bound on the rate of a job's next step that looks at numbers of devices only."""
+        return max((rate for rate, _ in self._steps(job_id)), default=None)
+
     def _best_growth(self, job_id: JobId) -> Growth | None:
         """Return the placeable step with the largest rate that is worth a restart, if one is needed."""
-        if not self._capacity.rooms:
+        steps = sorted(enumerate(self._steps(job_id)), key=lambda step: (-step[1][0], step[0]))
+        if not steps:
             return None
         seat = self._seats[job_id]
-        steps = [
-            (-log(cell.steps_per_s / seat.speed_per_s) / (cell.group.gpu_count - seat.gpu_count), index, cell)
-            for index, cell in enumerate(self._cells(job_id))
-            if cell.group.gpu_count > seat.gpu_count
-            and cell.steps_per_s >= self._rules.speedup_min * seat.speed_per_s
-            and not self._is_drained(cell)
-        ]
         capacity = self._capacity_without(job_id)
         prefer = self._running[job_id].allocation if job_id in self._running else seat.allocation
-        for negative_rate, _, cell in sorted(steps, key=lambda step: step[:2]):
+        for _, (rate, cell) in steps:
             if not fits(capacity, cell.group) or not self._pays(job_id, seat, cell):
                 continue
             found = choose_cell(self._snapshot, job_id, (cell,), capacity, prefer)
             if not isinstance(found, Reason):
-                return Growth(seat=seat_of(*found), rate=-negative_rate)
+                return Growth(seat=seat_of(*found), rate=rate)
         return None
+
+    def _steps(self, job_id: JobId) -> Iterator[tuple[float, Cell]]:
+        """Yield the larger, faster cells there may be devices for, each with its log speed gained per GPU added."""
+        seat, cells = self._seats[job_id], self._cells(job_id)
+        free = self._free_by_type()
+        most = seat.gpu_count + sum(free.values())
+        first = bisect_right(cells, seat.gpu_count, key=_count)
+        for index in range(first, bisect_right(cells, most, key=_count)):
+            cell = cells[index]
+            count, gpu_type = _count(cell), cell.group.parts[0].gpu_type
+            room = free.get(gpu_type, 0) + (seat.gpu_count if gpu_type == seat.gpu_type else 0)
+            speedup = cell.steps_per_s / seat.speed_per_s
+            if len(cell.group.parts) == 1 and count > room:
+                continue
+            if speedup >= self._rules.speedup_min and not self._is_drained(cell):
+                yield log(speedup) / (count - seat.gpu_count), cell
+
+    def _free_by_type(self) -> dict[str, int]:
+        """Count free devices by type, once for each state of the capacity."""
+        if self._counted is not self._capacity:
+            self._counted = self._capacity
+            self._free = {}
+            for (pool, size), nodes in self._capacity.holes.items():
+                self._free[pool[0]] = self._free.get(pool[0], 0) + size * len(nodes)
+        return self._free
 
     def _pays(self, job_id: JobId, seat: Seat, cell: Cell) -> bool:
         """Tell whether a step is worth its restart; free for jobs that start or change anyway."""
@@ -293,6 +317,10 @@ class ElasticDraft:
             job = self._shrunk_for[job_id]
             return reason(ReasonCode.SHRANK, before=before.gpu_count, after=seat.gpu_count, job=job)
         return reason(ReasonCode.MOVED, group=str(cell.group))
+
+
+def _count(cell: Cell) -> int:
+    return cell.group.gpu_count
 
 
 def seat_of(cell: Cell, allocation: Allocation) -> Seat:
