@@ -271,6 +271,9 @@ def _refusal(state: AgentState, launch: Launch) -> str | None:
     if launch.epoch <= seen:
         word = "repeated" if launch.epoch == seen else "older"
         return f"epoch {launch.epoch} of job {launch.job_id} is {word}: this node has seen epoch {seen}"
+    for share in state.live:
+        if share.job_id == launch.job_id:
+            return f"attempt {share.attempt_id} of the same job still lives here"
     for device_id in launch.device_ids:
         holder = state.holder(device_id)
         if holder is not None:

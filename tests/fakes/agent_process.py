@@ -18,6 +18,7 @@ from typing import Any
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec
 from arena.domain.launch import DeviceId, Launch, attempt_id
 from arena.domain.parallel import parse_plan
+from arena_traces.history import check_state_dirs
 from tests.builders import train_spec
 
 _PROGRAM = """
@@ -105,6 +106,8 @@ def agent_process(directory: Path, scheduler: str, node_id: str = "n1") -> Itera
         while pids := agent.pids():
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
+    if (agent.state_dir / "journal.jsonl").exists():
+        assert check_state_dirs([agent.state_dir]) == ()
 
 
 def free_port() -> int:

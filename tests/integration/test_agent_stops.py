@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,14 +113,16 @@ def sleepers_in(directory) -> list[int]:
 
 def working_directory(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/cwd")
+        return str(Path(f"/proc/{pid}/cwd").readlink())
     except OSError:
         return ""
 
 
 async def test_the_first_rank_that_dies_takes_the_others_along_and_is_named(tmp_path):
     scheduler = FakeScheduler()
-    program = 'import os, signal, time\nif os.environ["RANK"] == "1": os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)'
+    program = (
+        'import os, signal, time\nif os.environ["RANK"] == "1": os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)'
+    )
     async with serving(scheduler) as address:
         with agent_process(tmp_path, address) as agent:
             agent.start()
