@@ -26,6 +26,7 @@ class AgentSession:
         self._call: Any = stub.OpenSession(metadata=metadata)
         self._tasks: list[asyncio.Task[None]] = []
         self._beating: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self._arrived = asyncio.Condition()
 
     async def register(
@@ -44,8 +45,9 @@ class AgentSession:
         self._tasks.append(asyncio.create_task(self._read()))
 
     async def send(self, message: pb.OpenSessionRequest) -> None:
-        """Send a message."""
-        await self._call.write(message)
+        """Send a message; gRPC takes one write at a time."""
+        async with self._writing:
+            await self._call.write(message)
 
     async def heartbeats(self, interval_s: float) -> None:
         """Send heartbeats from now on."""
