@@ -41,8 +41,17 @@ def of_job(job: JobRecord, config: EngineConfig) -> Iterator[float]:
     """Yield the instants at which a job wants to be looked at."""
     if job.state is JobState.QUEUED and job.not_before_s > 0:
         yield job.not_before_s
-    if job.state is JobState.RUNNING and job.spec.train is not None and job.progress.reported_at_s is not None:
-        yield job.progress.reported_at_s + stall_timeout_s(job, config)
+    stalls_at_s = _stalls_at_s(job, config)
+    if stalls_at_s is not None:
+        yield stalls_at_s
+
+
+def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
+    """Return when a running training job that shows no further step will count as stalled."""
+    progress = job.progress
+    if job.state is not JobState.RUNNING or job.spec.train is None or progress.stalled_since_s is not None:
+        return None
+    return None if progress.reported_at_s is None else progress.reported_at_s + stall_timeout_s(job, config)
 
 
 def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> Iterator[float]:
@@ -54,10 +63,12 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
         yield attempt.started_at_s + config.ready_deadline_s
     if attempt.state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
         yield attempt.stop_requested_at_s + (config.stop_margin_s if attempt.stop_mode == "kill" else stop_s)
-    if attempt.first_end_at_s is not None and attempt.is_live and job.spec.train is not None:
+    if attempt.state in {AttemptState.STOPPING, AttemptState.ENDED}:
+        return
+    if attempt.first_end_at_s is not None and job.spec.train is not None:
         yield attempt.first_end_at_s + stop_s
     limit_at_s = _time_limit_at_s(attempt, job)
-    if limit_at_s is not None and attempt.is_live:
+    if limit_at_s is not None:
         yield limit_at_s
 
 
@@ -84,18 +95,17 @@ def of_node(node: NodeRecord, config: EngineConfig) -> Iterator[float]:
 def job_due(draft: Draft, job: JobRecord) -> None:
     """Look at a job: its backoff may be over, it may have stalled."""
     wake(draft, job)
-    stalled_at_s = job.progress.reported_at_s
-    if job.state is not JobState.RUNNING or job.spec.train is None or stalled_at_s is None:
+    stalls_at_s, last_at_s = _stalls_at_s(job, draft.config), job.progress.reported_at_s
+    if stalls_at_s is None or last_at_s is None or draft.now_s < stalls_at_s:
         return
-    if job.progress.stalled_since_s is None and draft.now_s >= stalled_at_s + stall_timeout_s(job, draft.config):
-        draft.put_job(replace(job, progress=replace(job.progress, stalled_since_s=stalled_at_s)))
-        draft.record(
-            EntryKind.JOB_STALLED,
-            f"no step for {draft.now_s - stalled_at_s:.0f} s",
-            job_id=job.job_id,
-            attempt_id=job.attempt_id,
-            since_s=stalled_at_s,
-        )
+    draft.put_job(replace(job, progress=replace(job.progress, stalled_since_s=last_at_s)))
+    draft.record(
+        EntryKind.JOB_STALLED,
+        f"no step for {draft.now_s - last_at_s:.0f} s",
+        job_id=job.job_id,
+        attempt_id=job.attempt_id,
+        since_s=last_at_s,
+    )
 
 
 def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:
