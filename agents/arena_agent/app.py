@@ -124,7 +124,7 @@ async def _run(config: AgentConfig, files: StateFiles) -> int:
             journal=journal,
             devices=devices,
             starter=Starter(config=config, files=files, devices=devices, address=address, warm=warm),
-            keeper=ShareKeeper(NodeId(config.node_id), files),
+            keeper=ShareKeeper(NodeId(config.node_id), files, config.supervisor_margin_s),
             logs_kept_max=config.logs_kept_max,
         )
         return await _live(agent, Link(config, agent), warm, _strays(files, state))

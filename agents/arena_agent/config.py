@@ -32,6 +32,7 @@ class AgentConfig:
         log_cap_bytes: Most that is kept of one rank's output.
         logs_kept_max: Ended attempts whose files are kept.
         warm_launcher: Keep a process with torch imported, from which ranks are forked.
+        supervisor_margin_s: How long a supervisor may take beyond the grace to clear up and say its last word.
         environ: Environment of the agent's user, which its jobs inherit.
     """
 
@@ -52,6 +53,7 @@ class AgentConfig:
     log_cap_bytes: int = 100 * MIB
     logs_kept_max: int = 200
     warm_launcher: bool = True
+    supervisor_margin_s: float = 15.0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 
     def __post_init__(self) -> None:

@@ -25,8 +25,6 @@ from arena_agent.shim.order import ExitRecord
 
 _STARTED_POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
-# How long a supervisor may take beyond the grace to clear up and say its last word.
-_SUPERVISOR_MARGIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +42,13 @@ class ShareKeeper:
     Args:
         node_id: The node.
         files: The agent's files.
+        margin_s: How long a supervisor may take beyond the grace.
     """
 
-    def __init__(self, node_id: NodeId, files: StateFiles) -> None:
+    def __init__(self, node_id: NodeId, files: StateFiles, margin_s: float) -> None:
         self._node_id = node_id
         self._files = files
+        self._margin_s = margin_s
         self._seen_alive: set[ProcessIdentity] = set()
 
     def claim_or_adopt(self, attempt_id: AttemptId) -> ProcessIdentity | None:
@@ -88,7 +88,7 @@ class ShareKeeper:
         if not signal_process(supervisor, signal.SIGTERM):
             return
         try:
-            await asyncio.wait_for(wait_until_dead(supervisor), grace_s + _SUPERVISOR_MARGIN_S)
+            await asyncio.wait_for(wait_until_dead(supervisor), grace_s + self._margin_s)
         except TimeoutError:
             await kill_until_gone(lambda: members(self._marks(share)))
 
