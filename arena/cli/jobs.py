@@ -190,7 +190,10 @@ def why(app: App, job_id: str) -> None:
             job_id=found.job_id, state=found.state, evaluated_at_s=found.evaluated_at_s, reasons=found.reasons
         )
         return
-    app.out.line(f"{quoted(found.job_id)} is {found.state.value}:")
+    said = found.error or found.result
+    app.out.line(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
+    if found.state.is_terminal:
+        return
     for reason in found.reasons:
         facts: dict[str, float | str] = {**reason.numbers, **reason.names}
         numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))

@@ -6,89 +6,24 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
 from arena.cli.app import App, command
+from arena.cli.local import END_LIMIT_S, HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv, death
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
-from arena.client import DEFAULT_ADDRESS, ArenaClient, ClientSettings
-from arena.domain.cluster import NodeState
-from arena.domain.records import JobState, Wish
-from arena.errors import AlreadyRunningError, ArenaError, InternalError, NotFoundError, UnavailableError, UserError
+from arena.client import DEFAULT_ADDRESS
+from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
 
-START_LIMIT_S = 60.0
-HOLD_LIMIT_S = 45.0
-END_LIMIT_S = 15.0
-_POLL_S = 0.1
-_PORT_FIRST, _PORT_LAST = 20_000, 31_999
 _AGENTS_MAX = 64
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
-_LIVE_STATES = tuple(state for state in JobState if not state.is_terminal)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpPlan:
-    """What to start.
-
-    Args:
-        directory: Holds everything: database, checkpoints, results, logs, the agents' directories.
-        port: Of the scheduler; 0 takes a free one.
-    """
-
-    directory: Path
-    agents: int
-    gpus_per_agent: int
-    gpu_type: str
-    policy: str
-    port: int
-
-    @property
-    def address_file(self) -> Path:
-        """Where the scheduler writes its address once it serves."""
-        return self.directory / "address"
-
-    @property
-    def lock(self) -> Path:
-        """Held while ``arena up`` runs on this directory; holds its pid."""
-        return self.directory / "up.pid"
-
-    @property
-    def held_file(self) -> Path:
-        """Jobs that were held when it was stopped, to be released when it starts again."""
-        return self.directory / "held-by-up"
-
-    def agent_directory(self, index: int) -> Path:
-        """Return the state directory of an agent, counted from 0."""
-        return self.directory / f"node-{index + 1}"
-
-    def scheduler_argv(self) -> list[str]:
-        """Return the command of the scheduler."""
-        words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", self.port, "--policy", self.policy]
-        words += ["--db", self.directory / "scheduler.db", "--address-file", self.address_file]
-        words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
-        return _arena(words)
-
-    def agent_argv(self, index: int, address: str) -> list[str]:
-        """Return the command of an agent; each has ports of its own, since all share this host."""
-        width = (_PORT_LAST - _PORT_FIRST + 1) // self.agents
-        low = _PORT_FIRST + index * width
-        words: list[object] = ["agent", "--node-id", f"node-{index + 1}", "--scheduler", address]
-        words += ["--virtual-gpus", self.gpus_per_agent, "--gpu-type", self.gpu_type, "--address", "127.0.0.1"]
-        words += ["--ports", f"{low}-{low + width - 1}", "--place", self.directory / "checkpoints"]
-        return _arena([*words, "--state-dir", self.agent_directory(index)])
-
-
-def _arena(words: Sequence[object]) -> list[str]:
-    return [sys.executable, "-m", "arena.cli.main", *map(str, words)]
 
 
 @command(short_help="Start everything here.")
@@ -111,7 +46,7 @@ def up(app: App, detach: bool, **options: Any) -> int:
     if detach:
         return _detach(app, plan)
     with _lock(plan), _stop_signals() as stopping:
-        cluster = _Cluster(plan)
+        cluster = LocalCluster(plan)
         try:
             cluster.start(stopping)
             if not stopping.is_set():
@@ -163,155 +98,10 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-@dataclass(slots=True)
-class _Child:
-    """A service that runs as a process of its own."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-@dataclass(slots=True)
-class _Cluster:
-    """The processes of one ``arena up``."""
-
-    plan: UpPlan
-    address: str = ""
-    children: list[_Child] = field(default_factory=list)
-
-    def start(self, stopping: threading.Event) -> None:
-        """Start the scheduler, then the agents, and wait until all nodes are registered."""
-        plan = self.plan
-        plan.address_file.unlink(missing_ok=True)
-        self._spawn("scheduler", plan.scheduler_argv())
-        self._wait_for(plan.address_file.exists, "the scheduler to serve", stopping)
-        if stopping.is_set():
-            return
-        self.address = plan.address_file.read_text().strip()
-        for index in range(plan.agents):
-            self._spawn(f"node-{index + 1}", plan.agent_argv(index, self.address))
-        with self.client() as client:
-            self._wait_for(lambda: _ready_count(client) >= plan.agents, "the agents to register", stopping)
-            _release_held(client, plan)
-
-    def client(self) -> ArenaClient:
-        """Return a client of this cluster's scheduler, as its own user."""
-        from arena.cli.settings import user_name
-
-        return ArenaClient(ClientSettings(address=self.address, user=user_name()))
-
-    def ended(self) -> _Child | None:
-        """Return a service that ended by itself."""
-        return next((child for child in self.children if child.process.poll() is not None), None)
-
-    def stop(self, stopping: threading.Event) -> None:
-        """Hold the jobs, then end agents and scheduler, and whatever their jobs left behind."""
-        stopping.set()
-        if self.address and self.ended() is None:
-            try:
-                with self.client() as client:
-                    _hold_all(client, self.plan)
-            except (ArenaError, KeyboardInterrupt) as error:
-                sys.stderr.write(f"warning: jobs were not saved: {str(error) or 'interrupted'}\n")
-        agents = [child for child in self.children if child.name != "scheduler"]
-        _end(agents)
-        _kill_leftovers(self.plan)
-        _end([child for child in self.children if child.name == "scheduler"])
-
-    def _spawn(self, name: str, argv: list[str]) -> _Child:
-        log = self.plan.directory / f"{name}.log"
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=_environ()
-            )
-        child = _Child(name, process, log)
-        self.children.append(child)
-        return child
-
-    def _wait_for(self, condition: Any, what: str, stopping: threading.Event) -> None:
-        deadline_s = time.monotonic() + START_LIMIT_S
-        while not stopping.is_set() and not condition():
-            if child := self.ended():
-                raise _death(child)
-            if time.monotonic() > deadline_s:
-                raise UnavailableError(f"gave up waiting for {what}", fix=f"see the logs in {self.plan.directory}")
-            stopping.wait(_POLL_S)
-
-
-def _environ() -> dict[str, str]:
-    """Return what the services inherit: settings of the caller's usual scheduler are none of theirs."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("ARENA_")}
-
-
-def _death(child: _Child) -> InternalError:
-    lines = child.log.read_text(errors="replace").splitlines()
-    code = child.process.returncode
-    return InternalError(
-        f"{child.name} ended with code {code}", why=lines[-1] if lines else "it wrote nothing", fix=f"see {child.log}"
-    )
-
-
-def _ready_count(client: ArenaClient) -> int:
-    return client.status(job_count_max=1).node_count_by_state.get(NodeState.READY, 0)
-
-
-def _hold_all(client: ArenaClient, plan: UpPlan) -> None:
-    """Hold every job that wants to run, and wait until none holds GPUs."""
-    held = [job.job_id for job in client.jobs(states=_LIVE_STATES) if job.wish is Wish.RUN]
-    # Written first: a job that is held but not listed here would wait for ever.
-    plan.held_file.write_text("".join(f"{job_id}\n" for job_id in held))
-    for job_id in held:
-        try:
-            client.hold(job_id)
-        except UserError:
-            continue  # it ended in the meantime
-    deadline_s = time.monotonic() + HOLD_LIMIT_S
-    while client.status(job_count_max=1).active_jobs:
-        if time.monotonic() > deadline_s:
-            raise UnavailableError(f"some were still running after {HOLD_LIMIT_S:.0f} s")
-        time.sleep(_POLL_S)
-
-
-def _release_held(client: ArenaClient, plan: UpPlan) -> None:
-    """Release what the last ``arena up`` on this directory held."""
-    if not plan.held_file.exists():
-        return
-    for job_id in plan.held_file.read_text().split():
-        try:
-            client.release(job_id)
-        except UserError:
-            continue  # cancelled, or another database
-    plan.held_file.unlink()
-
-
-def _end(children: Sequence[_Child]) -> None:
-    for child in children:
-        if child.process.poll() is None:
-            child.process.terminate()
-    deadline_s = time.monotonic() + END_LIMIT_S
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-
-
-def _kill_leftovers(plan: UpPlan) -> None:
-    """Kill ranks that outlived their agents; only those that carry an agent's mark."""
-    from arena_agent.processes import marked_attempts, signal_process
-
-    for index in range(plan.agents):
-        for entries in marked_attempts(str(plan.agent_directory(index).resolve())).values():
-            for entry in entries:
-                signal_process(entry.identity, signal.SIGKILL)
-
-
-def _watch(cluster: _Cluster, stopping: threading.Event) -> int:
-    while not stopping.wait(_POLL_S):
+def _watch(cluster: LocalCluster, stopping: threading.Event) -> int:
+    while not stopping.wait(POLL_S):
         if child := cluster.ended():
-            raise _death(child)
+            raise death(child)
     return 0
 
 
@@ -333,13 +123,13 @@ def _detach(app: App, plan: UpPlan) -> int:
     log = plan.directory / "up.log"
     with log.open("wb") as file:
         background = subprocess.Popen(
-            _arena(_up_words(plan)), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            arena_argv(_up_words(plan)), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
         )
     deadline_s = time.monotonic() + 2 * START_LIMIT_S
     while b"\n" not in log.read_bytes():
         if background.poll() is not None or time.monotonic() > deadline_s:
             break
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
     if background.poll() is not None:
         raise UnavailableError("it did not start", why=_last_line(log), fix=f"see {plan.directory}")
     # It goes on without us; nobody is to wait for it.
@@ -382,7 +172,7 @@ def down(app: App, directory: Path | None) -> None:
         while not _is_free(file):
             if time.monotonic() > deadline_s:
                 raise UnavailableError("it does not end", fix=f"see {lock.parent / 'up.log'}")
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
     if app.out.json_mode:
         app.out.document(stopped=str(lock.parent))
     else:

@@ -63,7 +63,7 @@ def retrying(retry_s: float) -> Callable[..., Any]:
     """Return a caller that repeats while the status is UNAVAILABLE, with growing pauses, for a bounded time."""
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_unavailable),
-        wait=tenacity.wait_exponential_jitter(initial=0.1, max=1.0, jitter=0.1),
+        wait=tenacity.wait_exponential(multiplier=0.1, max=1.0) + tenacity.wait_random(0, 0.1),
         stop=tenacity.stop_before_delay(retry_s),
         reraise=True,
     )
