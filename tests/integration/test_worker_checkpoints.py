@@ -42,7 +42,7 @@ def launcher() -> Iterator[RankLauncher]:
 
 
 def job(steps: int, *, interval: int = 2, keep: int = 2, hidden: int = 16, batch: int = 4, **data: object) -> JobSpec:
-    model = {"family": "llama", "layers": 2, "hidden": hidden, "heads": 2, "kv_heads": 1, "seq_len": 16}
+    model = {"family": "gpt", "layers": 2, "hidden": hidden, "heads": 2, "seq_len": 16}
     return JobSpec.model_validate(
         {
             "name": "job",
@@ -146,9 +146,9 @@ def test_nothing_is_started_afresh_over_damaged_work(launcher: RankLauncher, tmp
 @pytest.mark.parametrize(
     ("other", "values"),
     [
-        ({"hidden": 32}, ('"hidden":16', '"hidden":32')),
-        ({"batch": 8}, ("has 4", "has 8")),
-        ({"source": "text"}, ("tokens",)),
+        ({"hidden": 32}, ("model.hidden is 16, the job has 32",)),
+        ({"batch": 8}, ("global_batch is 4, the job has 8",)),
+        ({"source": "text"}, ("data is", "sample_count is")),
     ],
 )
 def test_a_checkpoint_of_another_job_is_refused_with_both_values(
@@ -244,11 +244,22 @@ def test_the_manifest_lists_every_parameter_once(launcher: RankLauncher, tmp_pat
     launcher.run(tmp_path, job(2), layout)
     manifest = json.loads((newest(tmp_path) / "manifest.json").read_text())
     names = manifest["parameters"]
-    assert len(set(names)) == len(names) == 1 + 2 * 9 + 2
+    assert len(set(names)) == len(names) == 2 + 2 * 16 + 3
     assert {"embed.weight", "layers.0.attn.wq.weight", "layers.1.mlp.w_out.weight", "head.weight"} <= set(names)
     assert manifest["optimizer_state"] == ["exp_avg", "exp_avg_sq"]
     assert manifest["samples_consumed"] == 2 * 4
     assert manifest["plan"] == str(layout)
+
+
+def test_shards_may_be_empty(launcher: RankLauncher, tmp_path: Path) -> None:
+    """A width of 6 over 4 replicas leaves the last without a part of most tensors."""
+    spread = parse_plan("dp4 mb1 zero3", layer_count=2)
+    launcher.run(tmp_path, job(2, hidden=6), ALONE)
+    first = launcher.run(tmp_path, job(4, hidden=6), spread, epoch=2)
+    last = launcher.run(tmp_path, job(6, hidden=6), parse_plan("dp3 mb2 zero3", layer_count=2), epoch=3)
+    whole = launcher.run(tmp_path / "whole", job(6, hidden=6), ALONE)
+    expected = {step: loss for step, loss in whole.losses().items() if step > 2}
+    assert first.losses() | last.losses() == pytest.approx(expected, abs=1e-6)
 
 
 def test_progress_is_written_before_what_follows_it(launcher: RankLauncher, tmp_path: Path) -> None:

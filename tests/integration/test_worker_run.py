@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from safetensors import safe_open
 
@@ -115,6 +116,21 @@ def test_a_polite_stop_of_any_rank_stops_all_at_one_step(launcher: RankLauncher,
     [stopped] = attempt.reports_of(Stopped)
     assert stopped.step == stopped.durable_step == max(attempt.losses())
     assert attempt.reports_of(CheckpointSaved)[-1].step == stopped.step
+
+
+def test_rank_0_listens_on_its_address_alone(launcher: RankLauncher, tmp_path: Path) -> None:
+    attempt = launcher.launch(tmp_path, make_launch(tmp_path, job({"steps": 100_000}), PAIR))
+    attempt.wait_for(Progress)
+    listening = {
+        address
+        for pid in attempt.pids
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        for address in [connection.laddr.ip]
+    }
+    attempt.signal(signal.SIGTERM)
+    attempt.finish()
+    assert listening == {"127.0.0.1"}
 
 
 def test_a_stop_asked_before_the_ranks_meet_is_kept(launcher: RankLauncher, tmp_path: Path) -> None:

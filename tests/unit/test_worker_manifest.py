@@ -98,9 +98,9 @@ def test_other_names_are_not_checkpoints(name: str) -> None:
 
 
 def test_both_values_of_a_difference_are_said() -> None:
-    with pytest.raises(CheckpointError, match="checkpoint has 10, the job has 20") as caught:
+    with pytest.raises(CheckpointError, match="n is 10, the job has 20") as caught:
         require_equal({"a": "1", "n": "10"}, {"a": "1", "n": "20"}, name="step-00000001")
-    assert caught.value.details == {"field": "n"}
+    assert caught.value.details == {"fields": "n"}
 
 
 def test_the_fence_only_rises(tmp_path: Path) -> None:

@@ -6,44 +6,32 @@ import it once and fork every rank.
 
 from __future__ import annotations
 
-import errno
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from arena.domain.job import TrainSpec
 from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
 from arena.domain.parallel import ParallelPlan
 from arena.errors import SpecError, UserError
-from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.capability import unsupported
 from arena_agent.worker.checkpoint import CheckpointStore
 from arena_agent.worker.data import Corpus, DataError, open_corpus
 from arena_agent.worker.fence import Fence
 from arena_agent.worker.layout import build_layout
 from arena_agent.worker.manifest import CheckpointError
+from arena_agent.worker.rendezvous import PortTakenError, meet
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.train import StopRequest, Trainer
 
 ErrorCode = Literal["config", "oom", "checkpoint", "data", "port", "crash"]
-
-_RENDEZVOUS_TIMEOUT_S = 120.0
-_COLLECTIVE_TIMEOUT_S = 1800.0
-
-
-class PortTakenError(UserError):
-    """The leased port is in use."""
-
-    code = "port"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +101,13 @@ def build_trainer(
     train, plan = _checked(launch, where)
     corpus = _opened(corpus_of, train)
     device = _device(launch, where)
-    ranks = _meet(where, device)
+    ranks = meet(
+        rank=where.rank,
+        world_size=where.world_size,
+        address=where.master_addr,
+        port=where.master_port,
+        device=device,
+    )
     root = Path(launch.checkpoint_dir)
     fence = Fence(root=root, epoch=launch.epoch)
     return Trainer(
@@ -156,28 +150,6 @@ def _device(launch: Launch, where: RankEnvironment) -> torch.device:
     # Ranks share the host's cores; one thread each keeps them out of each other's way, and sums in one order.
     torch.set_num_threads(1)
     return torch.device("cpu")
-
-
-def _meet(where: RankEnvironment, device: torch.device) -> Ranks:
-    """Meet the other ranks; rank 0 hosts the store on the leased port."""
-    try:
-        store = TCPStore(
-            where.master_addr,
-            where.master_port,
-            where.world_size,
-            is_master=where.rank == 0,
-            timeout=timedelta(seconds=_RENDEZVOUS_TIMEOUT_S),
-        )
-    except (dist.DistNetworkError, OSError) as error:
-        if "EADDRINUSE" in str(error) or getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise PortTakenError(f"port {where.master_port} on {where.master_addr} is taken") from error
-        raise
-    timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_S)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=where.rank, world_size=where.world_size, timeout=timeout)
-    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    assert group is not None
-    return Ranks(rank=where.rank, world_size=where.world_size, group=group)
 
 
 def _report_failure(where: RankEnvironment, error: Exception) -> None:

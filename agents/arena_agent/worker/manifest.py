@@ -208,19 +208,19 @@ def complete_names(root: Path) -> list[str]:
 
 
 def require_equal(saved: Mapping[str, str], ours: Mapping[str, str], *, name: str) -> None:
-    """Refuse a checkpoint of another job.
+    """Refuse a checkpoint of another job; fields that came after it was written are not held against it.
 
     Raises:
         CheckpointError: A field of the fingerprint differs; both values are named.
     """
-    for field in sorted(saved.keys() | ours.keys()):
-        if saved.get(field) != ours.get(field):
-            raise CheckpointError(
-                f"checkpoint {name} belongs to another job: {field} differs",
-                why=f"checkpoint has {saved.get(field)}, the job has {ours.get(field)}",
-                fix="use another checkpoint directory, or the spec it was written with",
-                details={"field": field},
-            )
+    differing = [field for field in sorted(saved) if saved[field] != ours.get(field)]
+    if differing:
+        raise CheckpointError(
+            f"checkpoint {name} belongs to another job",
+            why=", ".join(f"{field} is {saved[field]}, the job has {ours.get(field)}" for field in differing),
+            fix="use another checkpoint directory, or the spec it was written with",
+            details={"fields": ",".join(differing)},
+        )
 
 
 def write_durably(path: Path, content: bytes) -> None:

@@ -182,7 +182,8 @@ class Trainer:
         assert self._order is not None
         plan = self.layout.plan
         global_batch, replica_index = self.train.global_batch, self.layout.at.dp
-        share = replica_shares(plan, global_batch)[replica_index]
+        needs_data = self.layout.feeds_inputs or self.layout.computes_loss
+        share = replica_shares(plan, global_batch)[replica_index] if needs_data else range(0)
         row_count = micro_batch_count(plan, global_batch, replica_index) * plan.micro_batch_size
         batch = replica_batch(self.corpus, self._order.ids(self.step, share), row_count=row_count)
         inputs = torch.from_numpy(batch.inputs).to(self.layout.device)
@@ -297,8 +298,11 @@ class Trainer:
 
 def fingerprint(train: TrainSpec, corpus: Corpus) -> Mapping[str, str]:
     """Return what must be equal for training to go on from a checkpoint as if nothing had happened."""
+    shape = train.model.model_dump(mode="json")
+    # What is left out of a spec means its default, so that spelling a default out makes no other job.
+    shape |= {"kv_heads": train.model.kv_head_count, "ffn_hidden": train.model.ffn_width}
     return {
-        "model": train.model.model_dump_json(),
+        **{f"model.{name}": str(value) for name, value in shape.items()},
         "data": corpus.fingerprint,
         "sample_count": str(corpus.sample_count),
         "global_batch": str(train.global_batch),
