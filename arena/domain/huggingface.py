@@ -81,7 +81,7 @@ def _refuse_unbuilt(config: Mapping[str, Any], source: str) -> None:
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if head_size and isinstance(hidden, int) and isinstance(heads, int) and head_size * heads != hidden:
         raise SpecError(
-            f"{source} has heads of its own size",
+            f"{source} has heads of their own size",
             why=f"head_dim {head_size} x {heads} heads is not hidden_size {hidden}",
         )
 

@@ -100,8 +100,9 @@ def read_tree(text: str, source: str) -> Tree:
 
 
 def _compose(text: str, source: str) -> list[yaml.Node]:
-    loader = _PlainLoader(text)
+    loader = None
     try:
+        loader = _PlainLoader(text)
         documents: list[yaml.Node] = []
         while len(documents) < 2 and loader.check_node():
             node = loader.get_node()
@@ -113,7 +114,8 @@ def _compose(text: str, source: str) -> list[yaml.Node]:
     except RecursionError as error:
         raise SpecError(f"{source} is nested too deeply") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def _describe(error: yaml.YAMLError, source: str) -> str:
