@@ -1,0 +1,52 @@
+"""The command line starts fast: it imports only what a command needs, and knows all its commands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from arena.cli.main import COMMANDS, cli, run
+
+HEAVY = ("grpc", "google.protobuf", "sqlalchemy", "alembic", "scipy", "numpy", "torch", "pydantic", "rich", "yaml")
+SERVICES = ("sqlalchemy", "alembic", "scipy", "torch", "arena_scheduler", "arena_agent")
+
+
+def imported_by(code: str) -> set[str]:
+    """The top-level and dotted names in sys.modules of a fresh interpreter after some code."""
+    script = f"{code}\nimport sys; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.splitlines())
+
+
+def test_help_imports_nothing_heavy_and_lists_every_command() -> None:
+    code = "from arena.cli.main import run; assert run(['--help']) == 0"
+    modules = imported_by(code)
+    assert modules & set(HEAVY) == set()
+    listed = {line.split()[0] for line in modules if line.startswith("  ") and line.strip()}
+    assert set(COMMANDS) <= listed
+
+
+def test_a_client_command_imports_no_service() -> None:
+    modules = imported_by("from arena.cli.main import run; assert run(['status', '--scheduler', '127.0.0.1:1']) == 3")
+    assert modules & set(SERVICES) == set()
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    help_text = capsys.readouterr().out
+    for option in ("--scheduler", "--token-file", "--ca", "--json", "--verbose"):
+        assert option in help_text
+
+
+def test_every_command_describes_all_of_its_options() -> None:
+    context = click.Context(cli)
+    for name in COMMANDS:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.name == name
+        silent = [item.name for item in command.params if isinstance(item, click.Option) and not item.help]
+        assert silent == []
