@@ -45,7 +45,7 @@ from arena_agent.procfs import ProcessIdentity, is_alive
 from arena_agent.shares import ShareKeeper
 
 _DEVICE_CHECK_S = 2.0
-_JOURNAL_RETRY_S = 1.0
+_RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -112,10 +112,10 @@ class Agent:
         for effect in effects:
             match effect:
                 case StartSupervisor(launch=launch):
-                    self._spawn(self._run_share(launch), launch.attempt_id)
+                    self._spawn(self._accompany(launch.attempt_id, self._run_share(launch)))
                 case StopShare(attempt_id=attempt_id, mode=mode, grace_s=grace_s):
                     share = self._state.shares[attempt_id]
-                    self._spawn(self._keeper.stop(share, mode, grace_s), attempt_id)
+                    self._spawn(self._keeper.stop(share, mode, grace_s))
                 case TellStarted() | TellEnded() | Write():
                     self._may_have_news.set()
 
@@ -127,7 +127,7 @@ class Agent:
             except ResourceExhaustedError as error:
                 self._disk_problem = error.message
                 self._check_devices()
-                await asyncio.sleep(_JOURNAL_RETRY_S)
+                await asyncio.sleep(_RETRY_S)
             else:
                 self._disk_problem = None
                 return
@@ -135,7 +135,7 @@ class Agent:
     def recover(self) -> None:
         """Take up the shares that the journal says live."""
         for share in self._state.live:
-            self._spawn(self._readopt(share), share.attempt_id)
+            self._spawn(self._accompany(share.attempt_id, self._readopt(share)))
 
     def mark_strays(self, strays: Sequence[str]) -> None:
         """Have the node show that it is not clean, before it registers."""
@@ -160,16 +160,23 @@ class Agent:
             self._check_devices()
             await asyncio.sleep(_DEVICE_CHECK_S)
 
-    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(self._guarded(work, name))
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _guarded(self, work: Coroutine[None, None, None], name: str) -> None:
-        try:
-            await work
-        except Exception:  # noqa: BLE001 - the outermost frame of a share's life
-            _log.exception("attempt %s", name)
+    async def _accompany(self, attempt_id: AttemptId, life: Coroutine[None, None, None]) -> None:
+        """See a share to its end, whatever goes wrong on the way: a share nobody looks after holds its devices."""
+        while True:
+            try:
+                await life
+            except Exception:  # noqa: BLE001 - the outermost frame of a share's life
+                _log.exception("looking after attempt %s failed and is taken up again", attempt_id)
+            share = self._state.shares.get(attempt_id)
+            if share is None or not share.is_live:
+                return
+            await asyncio.sleep(_RETRY_S)
+            life = self._readopt(share)
 
     async def _run_share(self, launch: Launch) -> None:
         try:
@@ -204,7 +211,7 @@ class Agent:
         """Stay with a share until nothing of it is left."""
         share = self._state.shares[attempt_id]
         if share.stop_mode is not None:  # asked for before there was anybody to tell
-            self._spawn(self._keeper.stop(share, share.stop_mode, share.stop_grace_s), attempt_id)
+            self._spawn(self._keeper.stop(share, share.stop_mode, share.stop_grace_s))
         if await self._keeper.wait_started(share):
             await self._take_surely(RanksUp(attempt_id=attempt_id))
         await self._keeper.wait_gone(share)

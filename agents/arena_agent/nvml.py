@@ -167,7 +167,7 @@ def catalog_name(gpu: PhysicalGpu) -> str:
     match = re.search(r"\b(?:RTX\s+)?([A-Z]{1,2}\d{2,4}[A-Z]?)\b", gpu.name.upper())
     base = match.group(1).lower() if match else re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
     size = re.search(r"(\d+)\s*GB", gpu.name.upper())
-    return f"{base}-{size.group(1)}" if size and base in {"a100", "h100", "v100"} else base
+    return f"{base}-{size.group(1)}" if size and base in {"a100", "v100"} else base
 
 
 def _device(index: int, gpu: PhysicalGpu, held: Collection[DeviceId]) -> Device:

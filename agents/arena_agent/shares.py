@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 from collections.abc import Mapping
@@ -18,13 +19,15 @@ from arena_agent.files import AttemptFiles, StateFiles, create_durably, read_jso
 from arena_agent.launching import write_stop
 from arena_agent.machine import HeldShare, StopMode
 from arena_agent.processes import AttemptMarks, kill_until_gone, members, signal_process, wait_until_dead
-from arena_agent.procfs import ProcessIdentity, is_alive
+from arena_agent.procfs import ProcessIdentity, is_alive, process_entry
 from arena_agent.rank_log import log_ranks, read_tail
 from arena_agent.reports import all_reports
 from arena_agent.shim.order import ExitRecord
 
 _STARTED_POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,13 @@ class ShareKeeper:
         supervisor = share.supervisor
         if supervisor is None:
             return
-        write_stop(self._files.attempt(share.attempt_id), mode, grace_s)
+        try:
+            write_stop(self._files.attempt(share.attempt_id), mode, grace_s)
+        except OSError as error:
+            # A full disk must not keep a job alive; without word the supervisor takes TERM for a polite stop.
+            _log.warning("no word can be left for the supervisor of %s: %s", share.attempt_id, error)
+            if mode == "kill":
+                await kill_until_gone(lambda: members(self._marks(share)))
         if not signal_process(supervisor, signal.SIGTERM):
             return
         try:
@@ -95,7 +104,9 @@ class ShareKeeper:
     async def clear(self, share: HeldShare, launch: Launch | None) -> Gone:
         """Kill what the supervisor left, if anything, and say how the share ended."""
         marks = self._marks(share)
-        leftovers = await kill_until_gone(lambda: members(marks))
+        files = self._files.attempt(share.attempt_id)
+        found = await kill_until_gone(lambda: members(marks))
+        leftovers = tuple(sorted({*found, *_given_up(files)}))
         gone_boot_s = boot_s()
         _reap(share.supervisor)
         dirty = _dirty(share, leftovers)
@@ -124,6 +135,13 @@ class ShareKeeper:
             log_tails={rank: read_tail(files.directory, rank, _LOG_TAIL_BYTES) for rank in log_ranks(files.directory)},
             dirty=dirty,
         )
+
+
+def _given_up(files: AttemptFiles) -> tuple[ProcessIdentity, ...]:
+    """Return the processes that the supervisor could not kill and that are still there."""
+    record = _exit_record(files)
+    entries = (process_entry(pid) for pid in (record.leftover_pids if record else ()))
+    return tuple(entry.identity for entry in entries if entry is not None and not entry.is_zombie)
 
 
 def _reap(supervisor: ProcessIdentity | None) -> None:

@@ -163,6 +163,29 @@ async def test_an_intent_without_processes_is_given_up_for_good(tmp_path):
             assert (agent.state_dir / "attempts" / "j.1" / "claim.json").exists()
 
 
+async def test_a_supervisor_that_the_journal_does_not_know_yet_is_adopted(tmp_path):
+    scheduler = FakeScheduler()
+    async with serving(scheduler) as address:
+        with agent_process(tmp_path, address) as agent:
+            agent.start()
+            await scheduler.connected()
+            launch = command_launch(sys.executable, "-c", COUNT_LINES, cwd=str(tmp_path))
+            await scheduler.launch(launch)
+            await scheduler.until(lambda: scheduler.is_started(launch.attempt_id))
+            before = agent.pids()
+            agent.end(signal.SIGKILL)
+            journal = agent.state_dir / "journal.jsonl"
+            lines = journal.read_text().splitlines(keepends=True)
+            journal.write_text("".join(lines[:2]))  # as if the agent had died right after the intent
+            agent.start()
+            session = await scheduler.connected(2)
+            await until(lambda: agent.journal()[-1]["kind"] == "started")
+            assert [item.attempt_id for item in session.registered.held] == [launch.attempt_id]
+            assert agent.pids() == before
+            (tmp_path / "enough").touch()
+            assert (await scheduler.end(launch.attempt_id)).kind is EndKind.FINISHED
+
+
 async def test_strays_of_an_unknown_attempt_are_killed_before_the_node_is_ready(tmp_path):
     scheduler = FakeScheduler()
     async with serving(scheduler) as address:

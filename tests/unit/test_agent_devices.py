@@ -101,7 +101,7 @@ def test_no_visible_gpu_is_a_problem():
     ("name", "expected"),
     [
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
-        ("NVIDIA H100 80GB HBM3", "h100-80"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H200", "h200"),
         ("NVIDIA A10", "a10"),
         ("Tesla V100-SXM2-16GB", "v100-16"),
