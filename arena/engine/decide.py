@@ -51,7 +51,7 @@ def snapshot_of(state: ClusterState, now_s: float, index: int, without: frozense
         now_s=now_s,
         decision_index=index,
         jobs=state.jobs,
-        waiting=tuple(job_id for _, _, job_id in state.queue if job_id not in without),
+        waiting=tuple(job_id for job_id in state.waiting if job_id not in without) if without else state.waiting,
         holding=state.holding,
         grids=state.grids,
         capacity=state.capacity,
@@ -69,7 +69,7 @@ def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
 
 
 def _ask_without_culprit(draft: Draft, policy: Policy, index: int, error: str) -> Decision:
-    suspects = [job_id for _, _, job_id in draft.state.queue][: -SUSPECTS_MAX - 1 : -1]
+    suspects = draft.state.waiting[: -SUSPECTS_MAX - 1 : -1]
     for job_id in suspects:
         try:
             view = snapshot_of(draft.state, draft.now_s, index, without=frozenset({job_id}))

@@ -7,6 +7,7 @@ the next ``ClusterState``; if a handler raises, the draft is dropped and nothing
 from __future__ import annotations
 
 from bisect import bisect_left
+from copy import copy
 from dataclasses import replace
 
 from arena.domain.cluster import NodeState
@@ -39,8 +40,8 @@ class Draft:
         self.config = config
         self.decision: Decision | None = None
         self._event = event
-        self._base = state
-        self._state = state
+        # A private copy, changed in place until the step is finished: a new one for each change took most of the time.
+        self._state = copy(state)
         self._commands: list[Command] = []
         self._history: list[HistoryEntry] = []
         self._jobs: dict[JobId, JobRecord] = {}
@@ -53,8 +54,9 @@ class Draft:
         return self._state
 
     def update(self, **changes: object) -> None:
-        """Replace fields of the state that are not indexes."""
-        self._state = replace(self._state, **changes)  # type: ignore[arg-type]  # names are checked by the dataclass
+        """Replace fields of the state; handlers outside this module replace only those that are not indexes."""
+        for name, value in changes.items():
+            object.__setattr__(self._state, name, value)  # frozen for everybody else
 
     def command(self, command: Command) -> None:
         """Add a command, to be sent once this step is durable."""
@@ -85,7 +87,7 @@ class Draft:
                 data={key: value for key, value in data.items() if value is not None},
             )
         )
-        self._state = replace(self._state, history_index=index)
+        self.update(history_index=index)
 
     # Records
 
@@ -102,9 +104,7 @@ class Draft:
             self._record_job_state(job, before.state)
         self._jobs[job.job_id] = job
         jobs = self._state.jobs
-        self._state = replace(
-            self._state, jobs=jobs.delete(job.job_id) if job.state.is_terminal else jobs.set(job.job_id, job)
-        )
+        self.update(jobs=jobs.delete(job.job_id) if job.state.is_terminal else jobs.set(job.job_id, job))
         if job.state.is_terminal:
             self._forget_job(job.job_id)
         self.refresh_queue(job, before)
@@ -124,22 +124,24 @@ class Draft:
     def _forget_job(self, job_id: JobId) -> None:
         state = self._state
         if job_id in state.grids:
-            self._state = replace(state, grids=state.grids.delete(job_id), grid_shapes=state.grid_shapes.delete(job_id))
+            self.update(grids=state.grids.delete(job_id), grid_shapes=state.grid_shapes.delete(job_id))
 
     def refresh_queue(self, job: JobRecord, before: JobRecord | None = None) -> None:
         """Put a job into the queue, or take it out, as its record says."""
-        queue = self._state.queue
+        queue, waiting = self._state.queue, self._state.waiting
         old_key = before.queue_key if before is not None else job.queue_key
         position = bisect_left(queue, old_key)
         is_queued = position < len(queue) and queue[position] == old_key
         wanted = wants_devices(job, self.now_s) and job.job_id in self._state.grids
         if is_queued and not wanted:
             queue = (*queue[:position], *queue[position + 1 :])
+            waiting = (*waiting[:position], *waiting[position + 1 :])
         elif wanted and not is_queued:
             queue = (*queue[:position], job.queue_key, *queue[position:])
+            waiting = (*waiting[:position], job.job_id, *waiting[position:])
         else:
             return
-        self._state = replace(self._state, queue=queue, decision_due=True)
+        self.update(queue=queue, waiting=waiting, decision_due=True)
 
     def refresh_holding(self, job_id: JobId) -> None:
         """Recompute what a job has or is about to have."""
@@ -147,9 +149,9 @@ class Draft:
         known = self._state.holding
         if holding is None:
             if job_id in known:
-                self._state = replace(self._state, holding=known.delete(job_id))
+                self.update(holding=known.delete(job_id))
         elif known.get(job_id) != holding:
-            self._state = replace(self._state, holding=known.set(job_id, holding))
+            self.update(holding=known.set(job_id, holding))
 
     def _holding(self, job: JobRecord | None) -> Holding | None:
         if job is None:
@@ -187,8 +189,7 @@ class Draft:
             check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, f"attempt {attempt.attempt_id}")
         self._attempts[attempt.attempt_id] = attempt
         attempts = self._state.attempts
-        self._state = replace(
-            self._state,
+        self.update(
             attempts=attempts.set(attempt.attempt_id, attempt)
             if attempt.is_live
             else attempts.delete(attempt.attempt_id),
@@ -202,9 +203,9 @@ class Draft:
         if before is not None:
             check_transition(NODE_TRANSITIONS, before.state, node.state, f"node {node.node_id}")
         self._nodes[node.node_id] = node
-        self._state = replace(self._state, nodes=self._state.nodes.set(node.node_id, node))
+        self.update(nodes=self._state.nodes.set(node.node_id, node))
         if _share_of_shape(before) != _share_of_shape(node):
-            self._state = replace(self._state, shape_dirty_at_s=self.now_s)
+            self.update(shape_dirty_at_s=self.now_s)
         if before is None or before.state is not node.state:
             cause = f": {node.state_cause}" if node.state_cause else ""
             self.record(
@@ -234,7 +235,7 @@ class Draft:
         if (room.free if room else ()) != free:
             capacity = capacity.with_node(node_id, pool_of(node), free)
         if capacity is not state.capacity:
-            self._state = replace(state, capacity=capacity, decision_due=True)
+            self.update(capacity=capacity, decision_due=True)
 
     def hold(self, attempt: AttemptRecord) -> None:
         """Give an attempt its devices.
@@ -247,7 +248,7 @@ class Draft:
             if device in holders:
                 raise InternalError(f"device {device} is held by {holders[device]}, not free for {attempt.attempt_id}")
             holders = holders.set(device, attempt.attempt_id)
-        self._state = replace(self._state, holders=holders)
+        self.update(holders=holders)
         self._refresh_nodes(attempt.allocation.node_ids)
 
     def release(self, attempt: AttemptRecord, node_id: NodeId) -> None:
@@ -257,7 +258,7 @@ class Draft:
             for device in share.device_ids if share.node_id == node_id else ():
                 if holders.get(device) == attempt.attempt_id:
                     holders = holders.delete(device)
-        self._state = replace(self._state, holders=holders)
+        self.update(holders=holders)
         self.refresh_node(node_id)
 
     def reserve(self, job_id: JobId, node_ids: tuple[NodeId, ...], device_ids: frozenset[DeviceId]) -> None:
@@ -271,7 +272,7 @@ class Draft:
             if reserved.get(device, job_id) != job_id:
                 raise InternalError(f"device {device} is kept for {reserved[device]}, not free for {job_id}")
             reserved = reserved.set(device, job_id)
-        self._state = replace(self._state, reserved=reserved)
+        self.update(reserved=reserved)
         self._refresh_nodes(node_ids)
 
     def unreserve(self, node_ids: tuple[NodeId, ...], device_ids: frozenset[DeviceId]) -> None:
@@ -280,7 +281,7 @@ class Draft:
         for device in device_ids:
             if device in reserved:
                 reserved = reserved.delete(device)
-        self._state = replace(self._state, reserved=reserved)
+        self.update(reserved=reserved)
         self._refresh_nodes(node_ids)
 
     def _refresh_nodes(self, node_ids: tuple[NodeId, ...]) -> None:

@@ -21,8 +21,8 @@ from arena.domain.launch import (
 from arena.domain.records import AttemptRecord, AttemptState, AttemptTransition, EntryKind, JobRecord, JobState
 from arena.engine.draft import Draft
 
-RESTART_COST_WEIGHT = 0.3
-"""Weight of the newest measurement in the moving average of what a reconfiguration costs."""
+RESTART_SAMPLES_MAX = 4
+"""Measurements that the moving average of a reconfiguration's cost remembers, so that it follows the cluster."""
 
 
 def apply_report(draft: Draft, attempt_name: AttemptId, report: WorkerReport) -> None:
@@ -156,7 +156,7 @@ def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
         return attempt
     parts = _change_parts_s(attempt, draft.now_s)
     cost_s = sum(parts.values())
-    draft.update(restart_s=(1 - RESTART_COST_WEIGHT) * draft.state.restart_s + RESTART_COST_WEIGHT * cost_s)
+    _learn_restart_cost(draft, cost_s)
     draft.record(
         EntryKind.PLAN_CHANGED,
         f"{before.group} {before.plan} -> {attempt.group} {attempt.plan} in {cost_s:.1f} s: {attempt.cause}",
@@ -175,6 +175,14 @@ def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
         **parts,
     )
     return attempt
+
+
+def _learn_restart_cost(draft: Draft, cost_s: float) -> None:
+    state = draft.state
+    count = min(state.restart_sample_count + 1, RESTART_SAMPLES_MAX)
+    # With count 1 the measurement replaces what was assumed.
+    mean_s = state.restart_s + (cost_s - state.restart_s) / count
+    draft.update(restart_s=mean_s, restart_sample_count=count)
 
 
 def _change_parts_s(attempt: AttemptRecord, now_s: float) -> dict[str, Any]:

@@ -34,14 +34,15 @@ class ClusterState:
         holders: Which live attempt has a device; it has it until its node says the process group is gone.
         reserved: Which job's target a device is kept for.
         capacity: Devices that are clean, not held, not reserved, on usable nodes.
-        queue: Keys of the jobs that wait for devices, in order of service.
+        queue: Keys of the jobs that wait for devices, in order of service; ``waiting`` are their ids.
         holding: What jobs have or are about to have (see ``arena.policies.base.Holding``).
         grids, grid_shapes: Latest grid of each job and the cluster shape it was made for.
         shape: The settled cluster shape; ``shape_dirty_at_s`` is set while nodes come and go.
         decision_due: Something changed that a policy would look at.
         rest: Why the jobs that the latest decision did not look at wait.
         reasons: Why the jobs it looked at wait or stay.
-        restart_s: Cost of a reconfiguration, as measured (moving average).
+        restart_s: Cost of a reconfiguration: assumed until ``restart_sample_count`` were measured, then their
+            moving average.
     """
 
     jobs: Map[JobId, JobRecord] = field(default_factory=Map)
@@ -51,6 +52,7 @@ class ClusterState:
     reserved: Map[DeviceId, JobId] = field(default_factory=Map)
     capacity: Capacity = field(default_factory=Capacity)
     queue: tuple[QueueKey, ...] = ()
+    waiting: tuple[JobId, ...] = ()
     holding: Map[JobId, Holding] = field(default_factory=Map)
     grids: Map[JobId, Grid] = field(default_factory=Map)
     grid_shapes: Map[JobId, ClusterShape] = field(default_factory=Map)
@@ -65,6 +67,7 @@ class ClusterState:
     rest: Reason | None = None
     reasons: Mapping[JobId, tuple[Reason, ...]] = field(default_factory=dict)
     restart_s: float = 10.0
+    restart_sample_count: int = 0
 
 
 def pool_of(node: NodeRecord) -> Pool:

@@ -1,0 +1,186 @@
+"""Two jobs share four virtual GPUs: the first changes its plan twice while it trains, and both finish.
+
+Everything printed and drawn comes from ``arena events --json`` of a real scheduler, real agents and real workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.console import Console
+from rich.table import Table
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+HERE = Path(__file__).resolve().parent
+ARENA = Path(sys.executable).with_name("arena")
+QUIET_KINDS = frozenset({"checkpoint_saved", "grid_built", "decision", "node_state", "scheduler_started"})
+PARTS = ("stop_s", "place_s", "launch_s", "load_s", "first_step_s")
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A scheduler and its agents, as ``arena up`` made them."""
+
+    directory: Path
+    environment: Mapping[str, str]
+
+    def arena(self, *words: str) -> Any:
+        """Run one command of the CLI and return the JSON it prints."""
+        done = subprocess.run(
+            [str(ARENA), "--json", *words], env=self.environment, check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(f"arena {' '.join(words)} failed: {done.stderr.strip()}")
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def follow(self) -> Iterator[Entry]:
+        """Yield history entries as they appear."""
+        argv = [str(ARENA), "--json", "events", "--follow"]
+        with subprocess.Popen(argv, env=self.environment, stdout=subprocess.PIPE, text=True) as events:
+            assert events.stdout is not None
+            try:
+                for line in events.stdout:
+                    yield json.loads(line)
+            finally:
+                events.terminate()
+
+
+@contextmanager
+def cluster_of(directory: Path, *, agents: int, gpus_per_agent: int) -> Iterator[Cluster]:
+    """Start a scheduler and agents, and stop them at the end."""
+    argv = [str(ARENA), "up", "--detach", "--port", "0", "--dir", str(directory)]
+    argv += ["--agents", str(agents), "--gpus-per-agent", str(gpus_per_agent)]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"arena up failed: {done.stdout}{done.stderr}")
+    address = (directory / "address").read_text(encoding="utf-8").strip()
+    try:
+        yield Cluster(directory=directory, environment={**os.environ, "ARENA_SCHEDULER": address})
+    finally:
+        subprocess.run([str(ARENA), "down", "--dir", str(directory)], check=False, capture_output=True)
+
+
+def play(cluster: Cluster, console: Console, *, second_at_step: int) -> list[Entry]:
+    """Submit the first job, the second once the first has come far enough, and return all entries of both."""
+    names = {cluster.arena("submit", str(HERE / "first.yaml"))["job_id"]: "first"}
+    entries: list[Entry] = []
+    began_at_s: float | None = None
+    open_jobs = set(names)
+    for entry in cluster.follow():
+        job_id = entry["job_id"]
+        if job_id not in names:
+            continue
+        entries.append(entry)
+        began_at_s = entry["at_s"] if began_at_s is None else began_at_s
+        if entry["kind"] not in QUIET_KINDS and worth_a_line(entry):
+            console.print(line_of(entry, names[job_id], began_at_s), highlight=False, markup=False)
+        if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= second_at_step:
+            second = cluster.arena("submit", str(HERE / "second.yaml"))["job_id"]
+            names[second] = "second"
+            open_jobs.add(second)
+        if entry["kind"] == "job_state" and entry["data"]["after"] in {"succeeded", "failed", "cancelled"}:
+            open_jobs.discard(job_id)
+            if not open_jobs:
+                break
+    failed = [entry["message"] for entry in entries if entry["data"].get("after") in {"failed", "cancelled"}]
+    if failed:
+        raise SystemExit(f"a job did not finish: {'; '.join(failed)}")
+    return [{**entry, "job": names[entry["job_id"]]} for entry in entries]
+
+
+def worth_a_line(entry: Entry) -> bool:
+    """Tell whether an entry is shown; of progress, about one in ten."""
+    return entry["kind"] != "job_progress" or entry["index"] % 10 == 0
+
+
+def line_of(entry: Entry, job: str, began_at_s: float) -> str:
+    """Return an entry as one line."""
+    return f"{entry['at_s'] - began_at_s:6.1f} s  {job:6}  {entry['kind']:22}  {entry['message']}"
+
+
+def changes_table(entries: list[Entry]) -> Table:
+    """Return every plan change with the parts of its cost."""
+    table = Table(title="Plan changes", title_justify="left")
+    for heading in ("job", "step", "from", "to", *(part.removesuffix("_s") + " s" for part in PARTS), "total s", "why"):
+        table.add_column(heading, justify="right" if heading.endswith(" s") or heading == "step" else "left")
+    for entry in entries:
+        if entry["kind"] == "plan_changed":
+            data = entry["data"]
+            table.add_row(
+                entry["job"],
+                str(data["step"]),
+                f"{data['from_group']}\n{data['from_plan']}",
+                f"{data['to_group']}\n{data['to_plan']}",
+                *(f"{data[part]:.2f}" for part in PARTS),
+                f"{data['cost_s']:.2f}",
+                data["why"],
+            )
+    return table
+
+
+def draw(entries: list[Entry], path: Path) -> None:
+    """Draw the loss of both jobs over their steps, plan changes marked."""
+    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    for job, colour in (("first", "tab:blue"), ("second", "tab:orange")):
+        progress = [entry["data"] for entry in entries if entry["job"] == job and entry["kind"] == "job_progress"]
+        steps = [step for data in progress for step in data["steps"]]
+        losses = [loss for data in progress for loss in data["losses"]]
+        axes.plot(steps, losses, color=colour, linewidth=1, label=f"{job} ({losses[0]:.2f} to {losses[-1]:.2f} nats)")
+    top = axes.get_ylim()[1]
+    for entry in entries:
+        if entry["kind"] == "plan_changed":
+            data = entry["data"]
+            axes.axvline(data["step"], color="grey", linestyle="--", linewidth=1)
+            label = f" {data['from_plan']}\n → {data['to_plan']}"
+            axes.text(data["step"], top, label, va="top", fontsize=8)
+    axes.set(xlabel="optimizer step", ylabel="training loss (nats per byte)", title="Loss across plan changes")
+    axes.legend(loc="lower left")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where the picture goes")
+    parser.add_argument(
+        "--second-at-step", type=int, default=120, help="step of the first job at which the second comes"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the cluster's files")
+    arguments = parser.parse_args()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    directory = Path(tempfile.mkdtemp(prefix="arena-demo-"))
+    try:
+        with cluster_of(directory, agents=2, gpus_per_agent=2) as cluster:
+            entries = play(cluster, console, second_at_step=arguments.second_at_step)
+    finally:
+        if arguments.keep:
+            console.print(f"files in {directory}")
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+    if not any(entry["kind"] == "plan_changed" for entry in entries):
+        raise SystemExit("no plan changed; that is not the demo")
+    console.print(changes_table(entries))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    picture = arguments.out / "loss.png"
+    draw(entries, picture)
+    console.print(f"loss curve: {picture}")
+
+
+if __name__ == "__main__":
+    main()
