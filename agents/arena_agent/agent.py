@@ -284,6 +284,8 @@ class Agent:
             self._take_message(message, session)
         except ArenaError as error:
             _log.error("a command of the scheduler cannot be carried out: %s", error.message)
+        except Exception:  # noqa: BLE001 - the outermost frame of a command
+            _log.exception("a command of the scheduler failed here")
 
     def _take_message(self, message: pb.OpenSessionResponse, session: Session) -> None:
         node_id = self._info.node_id

@@ -102,7 +102,7 @@ def device_source(config: AgentConfig, files: StateFiles) -> DeviceSource:
 def _state_files(config: AgentConfig) -> StateFiles:
     files = StateFiles(directory=config.state_dir.resolve())
     try:
-        files.attempts.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.attempts.mkdir(mode=0o711, parents=True, exist_ok=True)
         files.device_locks.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise UserError(

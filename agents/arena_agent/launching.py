@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from arena.domain.launch import ATTEMPT_ID_VARIABLE, LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch
 from arena.errors import ArenaError, UserError
+from arena_agent.accounts import Account, job_account
 from arena_agent.config import AgentConfig
 from arena_agent.devices import DeviceSource
 from arena_agent.files import AttemptFiles, StateFiles, sync_directory, write_durably
@@ -87,23 +89,35 @@ class Starter:
                 raise LaunchRefusedError(f"the ranks cannot meet: {problem}", error_code="port")
 
     def _prepare(self, launch: Launch) -> AttemptFiles:
+        account = self._account(launch)
         files = self.files.attempt(launch.attempt_id)
         files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(files.launch, LAUNCH_JSON.dump_json(launch).decode())
         files.report.touch(mode=0o600)
-        write_durably(files.order, self._order(launch, files).to_json())
+        if account is not None:
+            files.directory.chmod(0o711)
+            account.own(files.launch, files.report)
+        write_durably(files.order, self._order(launch, files, account).to_json())
         sync_directory(files.directory.parent)
         return files
 
-    def _order(self, launch: Launch, files: AttemptFiles) -> ShimOrder:
+    def _account(self, launch: Launch) -> Account | None:
+        known = self.config.token is not None
+        try:
+            return job_account(launch.spec.user, is_root=os.geteuid() == 0, users_are_known=known)
+        except UserError as error:
+            raise LaunchRefusedError(error.message, error_code="config") from error
+
+    def _order(self, launch: Launch, files: AttemptFiles, account: Account | None) -> ShimOrder:
         command = launch.spec.command
-        argv = command.argv if command else (sys.executable, "-m", "arena_agent.worker")
+        home = str(account.home) if account else str(files.directory)
         return ShimOrder(
             attempt_id=launch.attempt_id,
-            argv=argv,
-            cwd=command.cwd if command and command.cwd else str(files.directory),
-            env=self._shared_environment(launch, files),
+            argv=command.argv if command else (sys.executable, "-m", "arena_agent.worker"),
+            cwd=command.cwd if command and command.cwd else home,
+            env={**(account.environment if account else {}), **self._shared_environment(launch, files)},
             ranks=tuple(rank_order(launch, local_rank) for local_rank in range(len(launch.node_ranks))),
+            user=account.user if account else None,
             lock_paths=tuple(str(path) for path in self.devices.lock_paths(launch.device_ids)),
             log_cap_bytes=self.config.log_cap_bytes,
             grace_s=launch.spec.grace_s,

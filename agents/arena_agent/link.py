@@ -135,6 +135,8 @@ class Link:
                 _log.warning("no session with the scheduler at %s: %s", self._config.scheduler, error.message)
             except UnavailableError as error:
                 _log.warning("the session with the scheduler ended: %s", error.message)
+            except Exception:  # noqa: BLE001 - the outermost frame of a session: jobs must not lose their agent
+                _log.exception("the session with the scheduler failed here")
             finally:
                 self._owner.session_ended()
                 await channel.close()

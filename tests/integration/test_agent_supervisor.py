@@ -28,7 +28,7 @@ from arena_agent.processes import (
 )
 from arena_agent.procfs import ProcessIdentity, environment, is_alive, process_entry
 from arena_agent.rank_log import read_tail
-from arena_agent.shim.order import ExitRecord, RankOrder, ShimOrder
+from arena_agent.shim.order import ExitRecord, RankOrder, ShimOrder, UnixUser
 from arena_agent.warm import WarmLauncher
 
 pytestmark = pytest.mark.slow
@@ -132,6 +132,15 @@ async def test_a_forked_supervisor_carries_its_attempts_mark_and_outlives_the_la
     assert (record.exit_codes, record.stop_mode, record.grace_expired) == ({0: 0}, "save", False)
     await wait_until_dead(supervisor)
     assert "j.1" not in marked_attempts(str(tmp_path))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change accounts")
+async def test_a_forked_rank_changes_to_its_users_account(tmp_path):
+    files = prepared(tmp_path, env={"DO": "who"}, user=UnixUser(uid=12345, gid=23456, group_ids=(23456, 34567)))
+    async with launcher(tmp_path) as warm:
+        await wait_until_dead(await forked(warm, files))
+    assert (await exit_record(files)).exit_codes == {0: 0}
+    assert "uid 12345 gid 23456 groups [23456, 34567]" in read_tail(files.directory, 0, 4096).splitlines()
 
 
 async def test_a_launcher_that_cannot_come_up_is_not_waited_for(tmp_path):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from pathlib import Path
 
 import pytest
 
 from arena.errors import AlreadyRunningError, UserError
+from arena_agent.accounts import job_account
 from arena_agent.config import AgentConfig
 from arena_agent.files import create_durably, write_durably
 from arena_agent.lock import directory_lock
@@ -141,3 +143,17 @@ def test_a_value_must_fit_the_memory_it_overwrites():
     assert address is not None
     with pytest.raises(ValueError, match="there is room for 3"):
         overwrite_environment(address, 3, "four")
+
+
+@pytest.mark.parametrize(
+    ("user", "is_root", "users_are_known"), [(None, True, True), ("nobody", False, True), ("nobody", True, False)]
+)
+def test_a_job_keeps_the_agents_account_unless_root_knows_its_user(user, is_root, users_are_known):
+    assert job_account(user, is_root=is_root, users_are_known=users_are_known) is None
+
+
+def test_a_known_user_gets_their_account():
+    account = job_account("nobody", is_root=True, users_are_known=True)
+    assert account is not None
+    assert account.environment["USER"] == "nobody"
+    assert account.user.uid == pwd.getpwnam("nobody").pw_uid

@@ -17,12 +17,22 @@ class RankOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnixUser:
+    """The account that ranks run as, by its numbers."""
+
+    uid: int
+    gid: int
+    group_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShimOrder:
     """One node's share of an attempt, as its supervisor needs it.
 
     Args:
         argv: Program and arguments of every rank; None when ranks are forked from the warm launcher.
         env: Added to the environment the supervisor was started with.
+        user: Account the ranks run as; None leaves them the supervisor's.
         lock_paths: Lock files of virtual devices, held until nothing of the attempt is left.
         log_cap_bytes: Most that is kept of each rank's output.
         grace_s: Seconds from a polite stop to the kill, unless the stop says otherwise.
@@ -34,6 +44,7 @@ class ShimOrder:
     cwd: str | None
     env: Mapping[str, str]
     ranks: tuple[RankOrder, ...]
+    user: UnixUser | None = None
     lock_paths: tuple[str, ...] = ()
     log_cap_bytes: int
     grace_s: float
@@ -49,6 +60,8 @@ class ShimOrder:
         value = json.loads(text)
         value["argv"] = None if value["argv"] is None else tuple(value["argv"])
         value["ranks"] = tuple(RankOrder(**rank) for rank in value["ranks"])
+        if (user := value["user"]) is not None:
+            value["user"] = UnixUser(uid=user["uid"], gid=user["gid"], group_ids=tuple(user["group_ids"]))
         value["lock_paths"] = tuple(value["lock_paths"])
         return cls(**value)
 

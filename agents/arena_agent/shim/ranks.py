@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, Protocol
 
 from arena_agent.shim.linux import die_with_parent, set_process_name
-from arena_agent.shim.order import RankOrder, ShimOrder
+from arena_agent.shim.order import RankOrder, ShimOrder, UnixUser
 
 RankFunction = Callable[[Mapping[str, str]], int]
 
@@ -50,6 +50,9 @@ class ExecStarter:
             stdout=output,
             stderr=output,
             process_group=0,
+            user=order.user.uid if order.user else None,
+            group=order.user.gid if order.user else None,
+            extra_groups=order.user.group_ids if order.user else None,
             # A rank without its supervisor has no log and no keeper; the supervisor has one thread, so this is safe.
             preexec_fn=die_with_parent,  # noqa: PLW1509
         )
@@ -83,7 +86,7 @@ class ForkStarter:
     def _be_rank(self, order: ShimOrder, rank: RankOrder, output: int) -> NoReturn:
         code = 1
         try:
-            _become_rank_process(rank.rank, output)
+            _become_rank_process(rank.rank, output, order.user)
             os.environ.update({**order.env, **rank.env})
             if order.cwd is not None:
                 os.chdir(order.cwd)
@@ -98,10 +101,14 @@ class ForkStarter:
             os._exit(code)
 
 
-def _become_rank_process(rank: int, output: int) -> None:
-    """Shed what was inherited of the supervisor: its signal handling, its descriptors, its group."""
+def _become_rank_process(rank: int, output: int, user: UnixUser | None) -> None:
+    """Shed what was inherited of the supervisor: its account, its signal handling, its descriptors, its group."""
     os.setpgid(0, 0)
-    die_with_parent()
+    if user is not None:
+        os.setgroups(user.group_ids)
+        os.setgid(user.gid)
+        os.setuid(user.uid)
+    die_with_parent()  # after the change of account, which would undo it
     set_process_name(f"arena-rank-{rank}")
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP):
