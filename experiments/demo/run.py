@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -28,6 +29,7 @@ from matplotlib import pyplot as plt
 HERE = Path(__file__).resolve().parent
 ARENA = Path(sys.executable).with_name("arena")
 QUIET_KINDS = frozenset({"checkpoint_saved", "grid_built", "decision", "node_state", "scheduler_started"})
+MEAN_STEPS = 10
 PARTS = ("stop_s", "place_s", "launch_s", "load_s", "first_step_s")
 Entry = Mapping[str, Any]
 
@@ -105,7 +107,7 @@ def play(cluster: Cluster, console: Console, *, second_at_step: int) -> list[Ent
 
 def worth_a_line(entry: Entry) -> bool:
     """Tell whether an entry is shown; of progress, about one in ten."""
-    return entry["kind"] != "job_progress" or entry["index"] % 10 == 0
+    return bool(entry["kind"] != "job_progress" or entry["index"] % 10 == 0)
 
 
 def line_of(entry: Entry, job: str, began_at_s: float) -> str:
@@ -134,24 +136,30 @@ def changes_table(entries: list[Entry]) -> Table:
 
 
 def draw(entries: list[Entry], path: Path) -> None:
-    """Draw the loss of both jobs over their steps, plan changes marked."""
-    figure, axes = plt.subplots(figsize=(9, 5), layout="constrained")
+    """Draw the loss of both jobs over their steps (each step pale, running mean bold), plan changes marked."""
+    figure, axes = plt.subplots(figsize=(10, 5.5), layout="constrained")
     for job, colour in (("first", "tab:blue"), ("second", "tab:orange")):
         progress = [entry["data"] for entry in entries if entry["job"] == job and entry["kind"] == "job_progress"]
-        steps = [step for data in progress for step in data["steps"]]
-        losses = [loss for data in progress for loss in data["losses"]]
-        axes.plot(steps, losses, color=colour, linewidth=1, label=f"{job} ({losses[0]:.2f} to {losses[-1]:.2f} nats)")
-    top = axes.get_ylim()[1]
-    for entry in entries:
-        if entry["kind"] == "plan_changed":
-            data = entry["data"]
-            axes.axvline(data["step"], color="grey", linestyle="--", linewidth=1)
-            label = f" {data['from_plan']}\n → {data['to_plan']}"
-            axes.text(data["step"], top, label, va="top", fontsize=8)
-    axes.set(xlabel="optimizer step", ylabel="training loss (nats per byte)", title="Loss across plan changes")
-    axes.legend(loc="lower left")
+        steps = np.array([step for data in progress for step in data["steps"]])
+        losses = np.array([loss for data in progress for loss in data["losses"]])
+        axes.plot(steps, losses, color=colour, linewidth=0.8, alpha=0.35)
+        label = f"{job}: {losses[0]:.2f} to {losses[-MEAN_STEPS:].mean():.2f} nats"
+        axes.plot(steps[MEAN_STEPS - 1 :], running_mean(losses), color=colour, linewidth=2, label=label)
+    changes = [entry["data"] for entry in entries if entry["kind"] == "plan_changed"]
+    for index, data in enumerate(changes):
+        axes.axvline(data["step"], color="grey", linestyle="--", linewidth=1)
+        text = f"step {data['step']}: {data['from_plan']}\n→ {data['to_plan']} ({data['cost_s']:.1f} s)"
+        height = 0.97 - 0.12 * (index % 4)
+        axes.text(data["step"], height, f" {text}", transform=axes.get_xaxis_transform(), va="top", fontsize=9)
+    axes.set(xlabel="optimizer step", ylabel="training loss (nats per byte)", title="Training loss across plan changes")
+    axes.legend(loc="center right")
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def running_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean of each ``MEAN_STEPS`` neighbours."""
+    return np.convolve(values, np.ones(MEAN_STEPS) / MEAN_STEPS, mode="valid")
 
 
 def main() -> None:
