@@ -45,10 +45,10 @@ def decide(draft: Draft, policy: Policy) -> None:
     draft.update(decision_due=False)  # what the decision itself changed is no news
 
 
-def snapshot_of(state: ClusterState, now_s: float, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:
-    """Return what a policy sees of a state."""
+def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:
+    state = draft.state
     return Snapshot(
-        now_s=now_s,
+        now_s=draft.now_s,
         decision_index=index,
         jobs=state.jobs,
         waiting=tuple(job_id for job_id in state.waiting if job_id not in without) if without else state.waiting,
@@ -57,13 +57,14 @@ def snapshot_of(state: ClusterState, now_s: float, index: int, without: frozense
         capacity=state.capacity,
         shape=state.shape,
         places=state.places,
+        checkpoint_root=draft.config.checkpoint_root,
         restart_s=state.restart_s,
     )
 
 
 def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
     try:
-        return _checked(draft.state, policy.decide(snapshot_of(draft.state, draft.now_s, index)))
+        return _checked(draft.state, policy.decide(_snapshot(draft, index)))
     except Exception as error:  # noqa: BLE001 - one poisoned job must not stop the scheduling of all others
         return _ask_without_culprit(draft, policy, index, f"{type(error).__name__}: {error}")
 
@@ -72,7 +73,7 @@ def _ask_without_culprit(draft: Draft, policy: Policy, index: int, error: str) -
     suspects = draft.state.waiting[: -SUSPECTS_MAX - 1 : -1]
     for job_id in suspects:
         try:
-            view = snapshot_of(draft.state, draft.now_s, index, without=frozenset({job_id}))
+            view = _snapshot(draft, index, without=frozenset({job_id}))
             decision = _checked(draft.state, policy.decide(view))
         except Exception:  # noqa: BLE001, S112 - try the next suspect
             continue

@@ -406,3 +406,13 @@ def test_stop_goes_to_every_node_once() -> None:
     sim.run(until_s=40.0)
     stops = [command for step in sim.steps for command in step.commands if isinstance(command, StopAttempt)]
     assert sorted(stop.node_id for stop in stops) == ["n1", "n2"]
+
+
+def test_a_job_is_not_spread_over_nodes_that_see_different_checkpoint_places() -> None:
+    sim = simulation("fcfs")
+    for name, marker in (("n1", "a"), ("n2", "b")):
+        sim.at(0.0, NodeRegistered(info=node_info(name, visible_places={"/ckpt": marker})))
+    sim.at(1.0, submit("a"))
+    sim.run(until_s=10.0)
+    attempt = sim.engine.state.attempts[attempt_of(sim, "a")]
+    assert len(attempt.allocation.shares) == 1
