@@ -408,11 +408,22 @@ def test_stop_goes_to_every_node_once() -> None:
     assert sorted(stop.node_id for stop in stops) == ["n1", "n2"]
 
 
-def test_a_job_is_not_spread_over_nodes_that_see_different_checkpoint_places() -> None:
-    sim = simulation("fcfs")
+def on_nodes_with_places_of_their_own(policy: str) -> Simulation:
+    sim = simulation(policy)
     for name, marker in (("n1", "a"), ("n2", "b")):
         sim.at(0.0, NodeRegistered(info=node_info(name, visible_places={"/ckpt": marker})))
     sim.at(1.0, submit("a"))
     sim.run(until_s=10.0)
+    return sim
+
+
+def test_a_job_is_not_spread_over_nodes_that_see_different_checkpoint_places() -> None:
+    sim = on_nodes_with_places_of_their_own("elastic")
     attempt = sim.engine.state.attempts[attempt_of(sim, "a")]
     assert len(attempt.allocation.shares) == 1
+
+
+def test_the_reason_names_the_checkpoint_place_that_keeps_a_job_waiting() -> None:
+    sim = on_nodes_with_places_of_their_own("fcfs")  # which asks for all four GPUs and nothing less
+    reasons = sim.engine.view(sim.engine.state.jobs[JobId("a")]).reasons
+    assert "checkpoint place /ckpt" in str(reasons[0])
