@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,6 +108,13 @@ def agent_process(directory: Path, scheduler: str, node_id: str = "n1") -> Itera
                 os.kill(pid, signal.SIGKILL)
     if (agent.state_dir / "journal.jsonl").exists():
         assert check_state_dirs([agent.state_dir]) == ()
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    """Wait for a condition over files and processes."""
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -96,6 +97,11 @@ class FakeScheduler(agent_service_pb2_grpc.AgentServiceServicer):
     async def launch(self, launch: Launch) -> None:
         await self._say(pb.OpenSessionResponse(launch=codec.launch_to_proto(launch)))
 
+    async def try_launch(self, launch: Launch) -> None:
+        """Launch on the latest stream, which may be broken by now."""
+        with contextlib.suppress(grpc.aio.UsageError, grpc.aio.AbortError, asyncio.InvalidStateError):
+            await self.launch(launch)
+
     async def stop(self, attempt_id: AttemptId, mode: Any = "save", grace_s: float = 10.0) -> None:
         command = StopAttempt(node_id=self.sessions[-1].node_id, attempt_id=attempt_id, mode=mode, grace_s=grace_s)
         await self._say(pb.OpenSessionResponse(stop_attempt=codec.stop_attempt_to_proto(command)))
@@ -110,6 +116,12 @@ class FakeScheduler(agent_service_pb2_grpc.AgentServiceServicer):
         return b"".join(
             (b"[%d dropped]" % chunk.dropped_bytes if chunk.dropped_bytes else b"") + chunk.data for chunk in chunks
         )
+
+    async def log_shows(self, attempt_id: AttemptId, text: bytes) -> None:
+        """Wait until an attempt's log holds a text."""
+        async with asyncio.timeout(WAIT_S):
+            while text not in await self.read_log(attempt_id):
+                await asyncio.sleep(0.05)
 
     async def _say(self, message: pb.OpenSessionResponse) -> None:
         await self.sessions[-1].context.write(message)

@@ -17,7 +17,7 @@ from arena.errors import (
     PermissionDeniedError,
     ProtocolVersionError,
 )
-from tests.fakes.agent_process import agent_process, command_launch, free_port
+from tests.fakes.agent_process import agent_process, command_launch, free_port, until
 from tests.fakes.scheduler import FakeScheduler, serving
 
 pytestmark = pytest.mark.slow
@@ -104,11 +104,9 @@ async def test_an_agent_killed_during_a_polite_stop_leaves_the_ranks_their_grace
             await scheduler.connected()
             launch = command_launch(sys.executable, "-c", SAVE_SLOWLY_ON_TERM, cwd=str(tmp_path))
             await scheduler.launch(launch)
-            while b"ready" not in await scheduler.read_log(launch.attempt_id):
-                await asyncio.sleep(0.05)
+            await scheduler.log_shows(launch.attempt_id, b"ready")
             await scheduler.stop(launch.attempt_id, "save", 60.0)
-            while not (agent.state_dir / "attempts" / launch.attempt_id / "stop.json").exists():
-                await asyncio.sleep(0.02)
+            await until((agent.state_dir / "attempts" / launch.attempt_id / "stop.json").exists)
             agent.end(signal.SIGKILL)
             agent.start()
             await scheduler.connected(2)

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from arena.domain.records import EndKind
-from tests.fakes.agent_process import AgentProcess, agent_process, command_launch
+from tests.fakes.agent_process import AgentProcess, agent_process, command_launch, until
 from tests.fakes.scheduler import FakeScheduler, serving
 
 pytestmark = pytest.mark.slow
@@ -27,13 +26,6 @@ for number in itertools.count():
         break
 """
 SLEEP = (sys.executable, "-c", "import time; time.sleep(600)")
-
-
-async def until(condition, limit_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not come true"
-        await asyncio.sleep(0.02)
 
 
 def leave_stray(agent: AgentProcess, name: str) -> subprocess.Popen[bytes]:

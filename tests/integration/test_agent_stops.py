@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import signal
@@ -47,11 +46,6 @@ time.sleep(600)
 """
 
 
-async def read_until(scheduler: FakeScheduler, attempt_id, text: bytes) -> None:
-    while text not in await scheduler.read_log(attempt_id):
-        await asyncio.sleep(0.05)
-
-
 async def test_a_polite_stop_lets_the_program_save(tmp_path):
     scheduler = FakeScheduler()
     async with serving(scheduler) as address:
@@ -60,7 +54,7 @@ async def test_a_polite_stop_lets_the_program_save(tmp_path):
             await scheduler.connected()
             launch = command_launch(sys.executable, "-c", SAVE_ON_TERM, gpus=2)
             await scheduler.launch(launch)
-            await read_until(scheduler, launch.attempt_id, b"ready\nready")
+            await scheduler.log_shows(launch.attempt_id, b"ready\nready")
             await scheduler.stop(launch.attempt_id, "save", 20.0)
             end = await scheduler.end(launch.attempt_id)
             assert (end.kind, end.exit_codes) == (EndKind.STOPPED, {0: 0, 1: 0})
@@ -74,7 +68,7 @@ async def test_a_program_that_ignores_the_stop_is_killed_after_the_grace(tmp_pat
             await scheduler.connected()
             launch = command_launch(sys.executable, "-c", IGNORE_TERM)
             await scheduler.launch(launch)
-            await read_until(scheduler, launch.attempt_id, b"ready")
+            await scheduler.log_shows(launch.attempt_id, b"ready")
             await scheduler.stop(launch.attempt_id, "save", 0.3)
             end = await scheduler.end(launch.attempt_id)
             assert (end.kind, end.exit_codes) == (EndKind.KILLED, {0: -9})
@@ -91,7 +85,7 @@ async def test_a_hidden_child_is_killed_and_neighbours_are_not(tmp_path):
                 await scheduler.connected()
                 launch = command_launch(sys.executable, "-c", HIDE_A_CHILD, cwd=str(tmp_path))
                 await scheduler.launch(launch)
-                await read_until(scheduler, launch.attempt_id, b"ready")
+                await scheduler.log_shows(launch.attempt_id, b"ready")
                 hidden = sleepers_in(tmp_path)
                 assert len(hidden) == 1
                 await scheduler.stop(launch.attempt_id, "kill", 0.0)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,19 +29,13 @@ from arena_agent.procfs import ProcessIdentity, environment, is_alive, process_e
 from arena_agent.rank_log import read_tail
 from arena_agent.shim.order import ExitRecord, RankOrder, ShimOrder, UnixUser
 from arena_agent.warm import WarmLauncher
+from tests.fakes.agent_process import until
 
 pytestmark = pytest.mark.slow
 
 LAUNCHER = (sys.executable, "-m", "tests.fakes.warm_launcher")
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
-
-
-async def until(condition: Any) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "did not come true"
-        await asyncio.sleep(0.01)
 
 
 def prepared(directory: Path, name: str = "j.1", **fields: Any) -> AttemptFiles:
