@@ -66,10 +66,10 @@ class Output:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for column in columns:
-            table.add_column(
-                column, overflow="fold", no_wrap=not self.is_terminal, justify="right" if column in right else "left"
-            )
+        for index, column in enumerate(columns):
+            # What a row is about stays in one piece, to be copied.
+            whole = index == 0 or not self.is_terminal
+            table.add_column(column, overflow="fold", no_wrap=whole, justify="right" if column in right else "left")
         for row in rows:
             table.add_row(*row)
         self.print(table)

@@ -49,8 +49,8 @@ def write_status(out: Output, view: StatusView) -> None:
 def _headline(view: StatusView) -> str:
     decided = "no decision yet"
     if view.decided_at_s is not None:
-        took = f"{view.decision_time_s * 1000:.1f} ms"
-        decided = f"decision {view.decision_index} {words.age_text(view.decided_at_s, view.now_s)} in {took}"
+        age = words.age_text(view.decided_at_s, view.now_s)
+        decided = f"decision {view.decision_index} {age} took {view.decision_time_s * 1000:.1f} ms"
     up = format_duration(max(0.0, view.now_s - view.started_at_s))
     return f"arena {escaped(view.scheduler_version)}, policy {escaped(view.policy)}, up {up}, {decided}"
 
