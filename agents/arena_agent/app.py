@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arena.domain.cluster import NodeInfo
@@ -21,11 +21,11 @@ from arena_agent.clock import boot_id, boot_s, wall_s
 from arena_agent.config import AgentConfig
 from arena_agent.devices import DeviceSource, Inventory, VirtualDevices
 from arena_agent.files import StateFiles
-from arena_agent.journal import AgentStarted, Journal, compacted, read_entries, rewrite
+from arena_agent.journal import AgentStarted, Journal, Record, compacted, read_entries, rewrite
 from arena_agent.launching import Starter, job_environ
 from arena_agent.link import Link
 from arena_agent.lock import directory_lock
-from arena_agent.machine import AgentState, replay
+from arena_agent.machine import AgentState, after_reboot, replay
 from arena_agent.memory import memory_limit_bytes
 from arena_agent.network import own_address
 from arena_agent.nvml import NvmlDevices
@@ -164,11 +164,14 @@ def _open_journal(config: AgentConfig, files: StateFiles, incarnation: str) -> I
     journal = Journal(files.journal, wall_s=wall_s, boot_s=boot_s)
     try:
         records = [entry.record for entry in journal.open()]
+        state = replay(NodeId(config.node_id), records)
+        if _last_boot_id(records) != boot_id():
+            state = after_reboot(state)
         started = AgentStarted(
             node_id=NodeId(config.node_id), incarnation=incarnation, boot_id=boot_id(), pid=os.getpid()
         )
         journal.append(started)
-        yield journal, replay(NodeId(config.node_id), records)
+        yield journal, state
     finally:
         journal.close()
 
@@ -180,6 +183,11 @@ def _check_owner(config: AgentConfig, files: StateFiles, starts: list[AgentStart
             f"the state directory {files.directory} belongs to node {starts[-1].node_id}",
             fix=f"give node {config.node_id} a directory of its own with --state-dir",
         )
+
+
+def _last_boot_id(records: Sequence[Record]) -> str | None:
+    boot_ids = [record.boot_id for record in records if isinstance(record, AgentStarted)]
+    return boot_ids[-1] if boot_ids else None
 
 
 def _strays(files: StateFiles, state: AgentState) -> tuple[str, ...]:

@@ -351,6 +351,12 @@ def replay(node_id: NodeId, records: Iterable[Record]) -> AgentState:
     return state
 
 
+def after_reboot(state: AgentState) -> AgentState:
+    """Return the state of a host that was booted anew: process identities of the boot before mean nothing."""
+    shares = {attempt_id: replace(share, supervisor=None) for attempt_id, share in state.shares.items()}
+    return replace(state, shares=shares)
+
+
 def _share(state: AgentState, attempt_id: AttemptId) -> HeldShare:
     share = state.shares.get(attempt_id)
     if share is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from arena.domain.launch import AttemptId, DeviceId, Launch, NodeId
 from arena.domain.records import NodeEnd
-from arena_agent.clock import boot_s
+from arena_agent.clock import boot_id, boot_s
 from arena_agent.ends import EndEvidence, node_end
 from arena_agent.files import AttemptFiles, StateFiles, create_durably, read_json
 from arena_agent.launching import write_stop
@@ -65,7 +65,9 @@ class ShareKeeper:
         if create_durably(files.claim, json.dumps({"pid": 0, "start_ticks": 0})):
             return None
         claim = read_json(files.claim) or {}
-        return ProcessIdentity(pid=claim["pid"], start_ticks=claim["start_ticks"]) if claim.get("pid") else None
+        if not claim.get("pid") or claim.get("boot_id") != boot_id():
+            return None
+        return ProcessIdentity(pid=claim["pid"], start_ticks=claim["start_ticks"])
 
     async def wait_started(self, share: HeldShare) -> bool:
         """Return True once all local ranks are up, False when the supervisor ended before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from arena.domain.records import EndKind
+from arena_agent.procfs import process_entry
 from tests.fakes.agent_process import AgentProcess, agent_process, command_launch, until
 from tests.fakes.scheduler import FakeScheduler, serving
 
@@ -176,6 +178,43 @@ async def test_a_supervisor_that_the_journal_does_not_know_yet_is_adopted(tmp_pa
             assert agent.pids() == before
             (tmp_path / "enough").touch()
             assert (await scheduler.end(launch.attempt_id)).kind is EndKind.FINISHED
+
+
+async def test_after_a_reboot_pids_of_the_boot_before_mean_nothing(tmp_path):
+    scheduler = FakeScheduler()
+    bystander = subprocess.Popen(("sleep", "600"), start_new_session=True)
+    entry = process_entry(bystander.pid)
+    assert entry is not None
+    try:
+        async with serving(scheduler) as address:
+            with agent_process(tmp_path, address) as agent:
+                agent.start()
+                await scheduler.connected()
+                launch = command_launch(*SLEEP)
+                await scheduler.launch(launch)
+                await scheduler.until(lambda: scheduler.is_started(launch.attempt_id))
+                agent.end(signal.SIGKILL)
+                for pid in agent.pids():
+                    os.kill(pid, signal.SIGKILL)
+                old_boot(agent, {"pid": bystander.pid, "start_ticks": entry.identity.start_ticks})
+                agent.start()
+                assert (await scheduler.end(launch.attempt_id)).kind is EndKind.FAILED
+                assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def old_boot(agent: AgentProcess, supervisor: dict[str, int]) -> None:
+    """Make what the agent wrote look as if it came from another boot, in which a bystander's pid was a supervisor."""
+    path = agent.state_dir / "journal.jsonl"
+    lines = [
+        {**line, **({"boot_id": "another"} if line["kind"] == "agent_started" else {})}
+        | (supervisor if line["kind"] == "launched" else {})
+        for line in agent.journal()
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (agent.state_dir / "attempts" / "j.1" / "claim.json").write_text(json.dumps({**supervisor, "boot_id": "another"}))
 
 
 async def test_strays_of_an_unknown_attempt_are_killed_before_the_node_is_ready(tmp_path):

@@ -14,7 +14,7 @@ import selectors
 import signal
 from pathlib import Path
 
-from arena_agent.clock import boot_s
+from arena_agent.clock import boot_id, boot_s
 from arena_agent.files import AttemptFiles, create_durably, read_json, write_durably
 from arena_agent.memory import oom_kill_count
 from arena_agent.procfs import descendants, process_entry, process_table
@@ -80,8 +80,9 @@ class Supervisor:
 
     def _claim(self) -> bool:
         entry = process_entry(os.getpid())
-        identity = {"pid": os.getpid(), "start_ticks": entry.identity.start_ticks if entry else 0}
-        return create_durably(self._files.claim, json.dumps(identity))
+        start_ticks = entry.identity.start_ticks if entry else 0
+        claim = {"pid": os.getpid(), "start_ticks": start_ticks, "boot_id": boot_id()}
+        return create_durably(self._files.claim, json.dumps(claim))
 
     def _listen_to_signals(self) -> None:
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
