@@ -1,0 +1,105 @@
+"""`arena up` with real processes: jobs run, are saved and held when it stops, and go on when it starts again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+JOB = """\
+name: gpt
+train:
+  model: {family: gpt, layers: 2, hidden: 32, heads: 2, seq_len: 32}
+  global_batch: 4
+gpus: {count: 1}
+kind: rigid
+stop: {steps: 100000}
+checkpoint: {interval_steps: 20}
+"""
+
+Arena = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[Arena]:
+    """Runs command lines with state of their own; what `arena up` started is stopped at the end."""
+    directory = tmp_path / "up"
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("ARENA_")}
+    environ |= {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+
+    def call(*argv: str) -> subprocess.CompletedProcess[str]:
+        address = directory / "address"
+        if address.exists():
+            environ["ARENA_SCHEDULER"] = address.read_text().strip()
+        command = [sys.executable, "-m", "arena.cli.main", *argv]
+        if argv[0] in {"up", "down"}:
+            command += ["--dir", str(directory)]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=150, env=environ, cwd=tmp_path, check=False
+        )
+
+    yield call
+    call("down")
+
+
+def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Living processes whose command line or environment names a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(directory) in text:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    up = document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+    assert up["agents"] == 1
+    again = arena("up", "--port", "0")
+    assert again.returncode == 3
+    assert "runs on" in again.stderr
+
+    job_id = document(arena("submit", "job.yaml", "--json"))["job_id"]
+    assert arena("wait", job_id, "--for", "running", "--timeout", "90").returncode == 0
+    assert arena("down").returncode == 0
+    assert processes_of(tmp_path / "up") == []
+    assert arena("status").returncode == 3
+
+    document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+    assert arena("wait", job_id, "--for", "running", "--timeout", "90").returncode == 0
+    detail = document(arena("job", job_id, "--json"))
+    assert [attempt["epoch"] for attempt in detail["attempts"]] == [1, 2]
+    assert arena("cancel", job_id).returncode == 0
+    assert arena("wait", job_id, "--for", "cancelled", "--timeout", "60").returncode == 0
+    assert arena("down").returncode == 0
+    assert processes_of(tmp_path / "up") == []
+    assert arena("down").returncode == 5
+
+
+def test_a_command_runs_with_the_arguments_directory_and_environment_of_its_user(arena: Arena, tmp_path: Path) -> None:
+    document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+    odd = 'a b "c" $(x) 日本語 😀'
+    script = "import os, sys; print(sys.argv[1]); print(os.getcwd()); print(os.environ['GREETING'])"
+    argv = ("submit", "--gpus", "1", "--name", odd, "--env", "GREETING=hi there", "--wait", "--")
+    done = arena(*argv, sys.executable, "-c", script, odd)
+    assert done.returncode == 0, done.stderr
+    logs = arena("logs", odd, "--rank", "0")
+    assert logs.stdout.splitlines() == [odd, str(tmp_path), "hi there"]
