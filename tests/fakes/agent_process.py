@@ -29,6 +29,7 @@ from arena_agent.app import run_agent
 from arena_agent.config import AgentConfig
 values = json.loads(sys.argv[1])
 values["state_dir"] = pathlib.Path(values["state_dir"])
+values["tls_ca"] = pathlib.Path(values["tls_ca"]) if "tls_ca" in values else None
 values["checkpoint_places"] = tuple(map(pathlib.Path, values.get("checkpoint_places", ())))
 try:
     sys.exit(run_agent(AgentConfig(**values)))

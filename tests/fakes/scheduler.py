@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import grpc.aio
 
 from arena.domain.commands import StopAttempt
@@ -31,6 +32,11 @@ class FakeSession:
     context: Any
     registered: NodeRegistered
     messages: list[pb.OpenSessionRequest] = field(default_factory=list)
+
+    @property
+    def token(self) -> str | None:
+        """What the agent sent as its authorization."""
+        return dict(self.context.invocation_metadata()).get("authorization")
 
     @property
     def node_id(self) -> NodeId:
@@ -166,11 +172,14 @@ class FakeScheduler(agent_service_pb2_grpc.AgentServiceServicer):
 
 
 @asynccontextmanager
-async def serving(scheduler: FakeScheduler, port: int = 0) -> AsyncIterator[str]:
+async def serving(
+    scheduler: FakeScheduler, port: int = 0, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[str]:
     """Serve a fake scheduler on loopback; yield its address."""
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5000)))
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(scheduler, server)
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    bound = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     await server.start()
     try:
         yield f"127.0.0.1:{bound}"

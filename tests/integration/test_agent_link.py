@@ -8,7 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 
 from arena.domain.records import EndKind
 from arena.errors import (
@@ -51,6 +53,27 @@ async def test_a_refusal_for_good_ends_the_agent_with_the_schedulers_words(tmp_p
             agent.start()
             assert await agent.exit_code() == exit_code
             assert agent.log.read_text().splitlines()[-1] == error.message
+
+
+async def test_a_token_goes_to_the_scheduler_whose_certificate_is_trusted_and_to_no_other(tmp_path):
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    trusted, foreign = FakeScheduler(), FakeScheduler()
+    port = free_port()
+    with agent_process(tmp_path, f"127.0.0.1:{port}") as agent:
+        async with serving(foreign, port, server_credentials(stranger)):
+            agent.start(tls_ca=str(tmp_path / "ca.pem"), token="secret")
+            await until(lambda: "no session with the scheduler" in agent.log.read_text())
+        async with serving(trusted, port, server_credentials(authority)):
+            assert (await trusted.connected()).token == "Bearer secret"
+        assert foreign.sessions == []
+        assert "secret" not in agent.log.read_text()
+
+
+def server_credentials(authority: trustme.CA) -> grpc.ServerCredentials:
+    certificate = authority.issue_cert("127.0.0.1")
+    chain = b"".join(pem.bytes() for pem in certificate.cert_chain_pems)
+    return grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)])
 
 
 async def test_an_agent_waits_for_its_scheduler_and_comes_back_to_it(tmp_path):
