@@ -1,7 +1,7 @@
 """Which GPU groups of a cluster a job could be given. Pure: no I/O, no clock.
 
-For each GPU type and count: balanced over as few nodes as possible, and over one node more, so that a cluster with
-holes is not idle. Counts get coarser as they grow, and their number is bounded.
+For each GPU type and count: balanced over as few nodes as possible, and over one node more (any number of nodes where
+there are few), so that a cluster with holes is not idle. Counts get coarser as they grow, and their number is bounded.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from arena.domain.parallel import even_split
 
 COUNTS_PER_TYPE_MAX = 64
 SPREAD_NODES_EXTRA = 1
+FEW_NODES = 4
 
 
 def node_sizes(shape: ClusterShape, gpu_type: str) -> tuple[tuple[int, ...], ...]:
@@ -64,7 +65,8 @@ def _splits(sizes: Sequence[int], count: int, nodes_max: int | None, spread: boo
     fewest = _fewest_nodes(sizes, count)
     if fewest is None:
         return
-    most = min(len(sizes), count, nodes_max or count, fewest + SPREAD_NODES_EXTRA * spread)
+    extra = FEW_NODES if len(sizes) <= FEW_NODES else SPREAD_NODES_EXTRA
+    most = min(len(sizes), count, nodes_max or count, fewest + extra * spread)
     for node_count in range(fewest, most + 1):
         even = tuple(even_split(count, node_count))
         yield even if _holds(sizes, even) else _filled(sizes, count, node_count)

@@ -17,7 +17,7 @@ from arena.policies.base import Choice, Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
 from arena.policies.elastic_rules import ElasticRules, is_elastic
-from arena.policies.placement import fits
+from arena.policies.placement import fits, fits_when_empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,11 @@ class ElasticDraft:
         return True
 
     def drain_for(self, job_id: JobId) -> None:
-        """Keep the GPU types a job could start on for it alone."""
-        self.drained_for = job_id
-        self._drained_types = frozenset(
-            part.gpu_type for cell in smallest(self._cells(job_id)) for part in cell.group.parts
-        )
+        """Keep the GPU types a job could start on for it alone, unless the nodes that are up could never hold it."""
+        cells = [cell for cell in smallest(self._cells(job_id)) if fits_when_empty(self._capacity, cell.group)]
+        if cells:
+            self.drained_for = job_id
+            self._drained_types = frozenset(part.gpu_type for cell in cells for part in cell.group.parts)
 
     def grow(self) -> None:
         """Hand out what is free, one step at a time, to whoever gains most by it.

@@ -76,6 +76,24 @@ def fits(capacity: Capacity, group: GpuGroup) -> bool:
     )
 
 
+def fits_when_empty(capacity: Capacity, group: GpuGroup) -> bool:
+    """Tell whether the usable nodes could hold a group if nothing ran on them; each part is looked at by itself."""
+    sizes: dict[Pool, list[int]] = {}
+    for room in capacity.devices.values():
+        sizes.setdefault(room.pool, []).append(len(room.free))
+    ordered = {pool: sorted(found, reverse=True) for pool, found in sizes.items()}
+    return all(
+        any(
+            pool[0] == part.gpu_type
+            and part.zone in {None, pool[1]}
+            and len(found) >= len(part.node_counts)
+            and all(size >= count for size, count in zip(found, part.node_counts, strict=False))
+            for pool, found in ordered.items()
+        )
+        for part in group.parts
+    )
+
+
 def _needs(group: GpuGroup) -> dict[str, int]:
     needs: dict[str, int] = {}
     for part in group.parts:

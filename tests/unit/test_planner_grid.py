@@ -198,6 +198,11 @@ def test_nodes_of_different_sizes_are_filled_as_they_allow():
     assert groups(grid)[-2:] == ["cpu 3+2", "cpu 4+2"]
 
 
+def test_a_job_may_spread_over_the_holes_of_a_few_nodes():
+    grid = SOURCE.grid(train_spec(), shape(("cpu", 2, 4)))
+    assert {"cpu 1+1+1", "cpu 1+1+1+1", "cpu 2+1+1"} <= set(groups(grid))
+
+
 def test_the_number_of_groups_is_bounded_on_a_large_cluster():
     spec = train_spec(train={"global_batch": 4096})
     grid = SOURCE.grid(spec, shape(("a100-80", 8, 1250)))

@@ -16,6 +16,7 @@ from arena.policies.base import Decision, Holding, Snapshot
 from arena.policies.registry import make_policy
 from tests.builders import (
     allocation_on,
+    capacity_of,
     cell,
     chosen,
     command_spec,
@@ -165,6 +166,13 @@ def test_then_the_types_it_can_use_are_drained_for_it_and_others_stay_busy():
     late = decide(overdue(600.0), wait_s_max=600.0)
     assert counts(late) == {"d": 1}
     assert str(late.reasons[JobId("c")][0]) == "behind job b in the queue (1 ahead)"
+
+
+def test_nothing_is_drained_for_a_job_that_the_nodes_that_are_up_could_never_hold():
+    snapshot = overdue(600.0)
+    smaller = capacity_of([node_info("n1", gpus=2), node_info("m1", gpus=1, gpu_type="other")])
+    taken = smaller.take_all(snapshot.holding[JobId("a")].allocation)
+    assert counts(decide(replace(snapshot, capacity=taken), wait_s_max=600.0)) == {"c": 1, "d": 1}
 
 
 def test_a_full_cluster_is_not_searched_for_every_waiting_job():
