@@ -78,8 +78,8 @@ grace_s: .inf
         "job.yaml:2:7: kind: got 'malable', did you mean 'malleable'?; allowed: rigid, moldable, malleable",
         "job.yaml:4:32: train.model.layers: got 0; allowed: at least 1",
         (
-            "job.yaml:4:57: train.model.ffn: unknown field; allowed: config, family, ffn_hidden, heads, hidden, kv_heads, "
-            "layers, norm_eps, rope_theta, seq_len, tied_embeddings, vocab_size"
+            "job.yaml:4:57: train.model.ffn: unknown field; allowed: config, family, ffn_hidden, heads, hidden, "
+            "kv_heads, layers, norm_eps, rope_theta, seq_len, tied_embeddings, vocab_size"
         ),
         "job.yaml:5:17: train.global_batch: got 'lots'; allowed: a whole number",
         (
