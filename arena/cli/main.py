@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from arena.cli.app import flags_of, shared_options
-from arena.cli.output import print_error
+from arena.cli.output import ReaderGoneError, print_error
 from arena.errors import ArenaError, InternalError
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -87,8 +87,8 @@ def run(argv: Sequence[str]) -> int:
         return _usage_error(error, json_mode)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader went away (`arena jobs | head`); keep the interpreter from complaining at its exit.
+    except ReaderGoneError:
+        # Keep the interpreter from complaining at its exit that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except ArenaError as error:

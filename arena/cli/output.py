@@ -19,6 +19,10 @@ _ENDLESS_WIDTH = 100_000
 Cell = "str | Text"
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads our output any more (`arena jobs | head`); no fault of anybody."""
+
+
 class Output:
     """Standard output in one of its two forms.
 
@@ -84,12 +88,14 @@ class Output:
 
     def raw(self, text: str) -> None:
         """Write text as it is and let it out at once."""
-        self._stream.write(text)
-        self._stream.flush()
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except BrokenPipeError:
+            raise ReaderGoneError from None
 
     def _write(self, line: str) -> None:
-        self._stream.write(f"{line}\n")
-        self._stream.flush()
+        self.raw(f"{line}\n")
 
     def _rich(self) -> Console:
         if self._console is None:
