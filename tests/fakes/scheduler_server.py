@@ -41,6 +41,7 @@ class FakeScheduler:
     Args:
         failures: Errors to raise, by method name, the next one first; a string raises a bare UNAVAILABLE status.
         requests: Every request with its method's name and metadata, in order.
+        credentials: Makes it speak TLS.
     """
 
     jobs: dict[str, JobRecord] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class FakeScheduler:
     requests: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
     address: str = ""
+    credentials: grpc.ServerCredentials | None = None
     _server: Any = None
 
     def __enter__(self) -> FakeScheduler:
@@ -60,7 +62,12 @@ class FakeScheduler:
         service = _Service(self)
         job_service_pb2_grpc.add_JobServiceServicer_to_server(service, self._server)
         admin_service_pb2_grpc.add_AdminServiceServicer_to_server(service, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        port = (
+            self._server.add_secure_port("127.0.0.1:0", self.credentials)
+            if self.credentials
+            else self._server.add_insecure_port("127.0.0.1:0")
+        )
+        self.address = f"127.0.0.1:{port}"
         self._server.start()
         return self
 

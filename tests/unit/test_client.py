@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
+import trustme
 
 from arena.client import ArenaClient, ClientSettings, LogChunk
 from arena.domain.records import EntryKind, HistoryEntry, JobState
@@ -116,6 +119,24 @@ def test_an_address_without_host_or_port_is_refused(address: str) -> None:
 def test_a_missing_authority_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*ca\.pem"):
         ArenaClient(ClientSettings(tls_ca=tmp_path / "ca.pem"))
+
+
+def test_tls_is_spoken_with_a_scheduler_that_its_authority_vouches_for(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    stranger.cert_pem.write_to_path(str(tmp_path / "stranger.pem"))
+    with FakeScheduler(
+        credentials=grpc.ssl_server_credentials([(certificate.private_key_pem.bytes(), chain)])
+    ) as server:
+        server.add_job(job_record("j1"))
+        settings = ClientSettings(address=server.address, token="secret", tls_ca=tmp_path / "ca.pem")
+        with ArenaClient(settings) as client:
+            assert client.job("j1").job.job_id == "j1"
+        distrusting = replace(settings, tls_ca=tmp_path / "stranger.pem", retry_s=0.1)
+        with ArenaClient(distrusting) as client, pytest.raises(UnavailableError, match="no scheduler answers"):
+            client.job("j1")
 
 
 def test_nobody_there_is_said_with_the_address(unused_tcp_port: int) -> None:
