@@ -132,6 +132,8 @@ class LocalCluster:
                     _hold_all(client, self.plan)
             except (ArenaError, KeyboardInterrupt) as error:
                 sys.stderr.write(f"warning: jobs were not saved: {str(error) or 'interrupted'}\n")
+        # What follows is bounded and must not be cut short: it would leave processes behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         agents = [child for child in self.children if child.name != "scheduler"]
         _end(agents)
         _kill_leftovers(self.plan)
