@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -27,7 +26,8 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from arena.domain.job import TrainSpec
 from arena.domain.parallel import ParallelPlan, Schedule, even_split
-from arena_agent.worker.batches import IGNORED_TARGET, micro_batch_count
+from arena_agent.worker.batches import micro_batch_count
+from arena_agent.worker.loss import summed_cross_entropy
 from arena_agent.worker.model import Chunk, ChunkSpec
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +58,8 @@ class Layout:
         device: Where this rank computes.
         chunks: This rank's model chunks, in pipeline order.
         pipeline: The schedule; None without pipelining.
-        loss_of: Maps logits and targets of a micro-batch to its share of the global mean loss.
+        loss_of: Maps logits (this rank's part of the vocabulary) and targets of a micro-batch to its share of the
+            global mean loss.
     """
 
     plan: ParallelPlan
@@ -97,7 +98,7 @@ def build_layout(train: TrainSpec, plan: ParallelPlan, *, rank: int, device: tor
     mesh = init_device_mesh(device.type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
     specs = chunk_specs(plan)[at.pp :: plan.pp]
     chunks = tuple(_build_chunk(train, plan, spec, mesh, device) for spec in specs)
-    loss_of = _loss_function(train.tokens_per_step)
+    loss_of = _loss_function(train.tokens_per_step, mesh, plan.tp)
     pipeline = None
     if plan.pp > 1:
         stages = [
@@ -141,7 +142,7 @@ def _tensor_parallel_styles(chunk: Chunk) -> dict[str, ParallelStyle]:
         elif leaf == "embed" and isinstance(module, nn.Embedding):
             styles[name] = RowwiseParallel(input_layouts=Replicate())
         elif leaf == "head":
-            styles[name] = ColwiseParallel(output_layouts=Replicate())
+            styles[name] = ColwiseParallel()
     return styles
 
 
@@ -156,12 +157,11 @@ def _shard(chunk: Chunk, plan: ParallelPlan, mesh: DeviceMesh) -> None:
         part.set_force_sum_reduction_for_comms(True)
 
 
-def _loss_function(token_count: int) -> LossFunction:
+def _loss_function(token_count: int, mesh: DeviceMesh, tp: int) -> LossFunction:
+    group = mesh["tp"].get_group() if tp > 1 else None
+
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        total = F.cross_entropy(
-            logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED_TARGET, reduction="sum"
-        )
-        return total / token_count
+        return summed_cross_entropy(logits, targets, group) / token_count
 
     return loss_of
 
@@ -178,7 +178,9 @@ def _pipeline_stage(  # noqa: PLR0917 - one private call site
     hidden = torch.empty(rows, seq_len, train.model.hidden, device="meta", requires_grad=True)
     tokens = torch.empty(rows, seq_len, dtype=torch.int64, device="meta")
     logits_dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
-    logits = torch.empty(rows, seq_len, train.model.vocab_size, dtype=logits_dtype, device="meta", requires_grad=True)
+    logits = torch.empty(
+        rows, seq_len, train.model.vocab_size // plan.tp, dtype=logits_dtype, device="meta", requires_grad=True
+    )
     return PipelineStage(
         chunk,
         spec.stage_index,

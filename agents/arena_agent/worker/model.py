@@ -154,7 +154,10 @@ class Chunk(nn.Module):
                 self.head = nn.Linear(spec.hidden, spec.vocab_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map tokens ``[rows, seq]`` (first chunk) or hidden states to hidden states or logits (last chunk)."""
+        """Map tokens ``[rows, seq]`` (first chunk) or hidden states to hidden states or logits (last chunk).
+
+        Under tensor parallelism the logits are this rank's part of the vocabulary.
+        """
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.uses_bf16):
             hidden = self._embedded(x) if self.is_first else x
             rope = self._rope(hidden)
@@ -184,7 +187,7 @@ class Chunk(nn.Module):
         spread = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
         tied = F.linear(spread, weight)
         assert isinstance(tied, DTensor)
-        return tied.redistribute(placements=[Replicate()]).to_local()
+        return tied.to_local()
 
 
 def rotation_table(spec: ModelSpec, seq_len: int, device: torch.device) -> Tensor:
