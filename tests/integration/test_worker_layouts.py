@@ -28,7 +28,7 @@ LAYOUTS = (
     "dp4 mb2 zero1",
     "dp4 mb2 zero3",
     "dp2 mb3 zero2 recompute=full",
-    "dp1 tp2 mb6",
+    "dp1 tp2 mb4",
     "dp2 tp2 mb3 zero3 recompute=selective",
     "dp1 pp2 mb2 layers=1,4",
     "dp1 pp3 mb2 gpipe",
@@ -37,6 +37,14 @@ LAYOUTS = (
     "dp2 pp2 mb1 zero3",
     "dp1 tp2 pp2 mb6 recompute=full",
 )
+
+
+LLAMA_LAYOUTS = {
+    "dp4 mb2 zero3",
+    "dp2 tp2 mb3 zero3 recompute=selective",
+    "dp1 pp2 mb2 layers=1,4",
+    "dp1 pp2 mb1 interleaved2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +88,23 @@ def exported(attempt: Attempt) -> dict[str, torch.Tensor]:
     return load_file(finished.output)
 
 
-@pytest.fixture(scope="module", params=["gpt", "llama"])
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
-def reference(launcher: RankLauncher, family: str, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
-    return run(launcher, tmp_path_factory.mktemp(family), job(STEPS, family), REFERENCE)
+def references(launcher: RankLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Attempt]:
+    """One process, by model family."""
+    return {
+        family: run(launcher, tmp_path_factory.mktemp(family), job(STEPS, family), REFERENCE)
+        for family in ("gpt", "llama")
+    }
 
 
-@pytest.mark.parametrize("text", LAYOUTS)
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [("gpt", text) for text in LAYOUTS] + [("llama", text) for text in LAYOUTS if text in LLAMA_LAYOUTS],
+)
 def test_a_layout_trains_as_one_process_would(
-    launcher: RankLauncher, reference: Attempt, family: str, tmp_path: Path, text: str
+    launcher: RankLauncher, references: dict[str, Attempt], tmp_path: Path, family: str, text: str
 ) -> None:
+    reference = references[family]
     attempt = run(launcher, tmp_path, job(STEPS, family), text)
     assert attempt.losses() == pytest.approx(reference.losses(), abs=1e-6)
     ours, theirs = exported(attempt), exported(reference)
@@ -105,13 +116,13 @@ def test_a_layout_trains_as_one_process_would(
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_replicas_may_take_unequal_shares(
-    launcher: RankLauncher, reference: Attempt, family: str, tmp_path: Path, zero: int
+    launcher: RankLauncher, references: dict[str, Attempt], tmp_path: Path, zero: int
 ) -> None:
     replicas = (Replica(micro_batch_count=1), Replica(micro_batch_count=5))
     stages = tuple(Stage(layer_count=count, replicas=replicas) for count in (3, 2))
     plan = ParallelPlan(stages=stages, micro_batch_size=1, zero=zero)
-    attempt = launcher.launch(tmp_path, make_launch(tmp_path, job(STEPS, family), plan)).finish()
-    assert attempt.losses() == pytest.approx(reference.losses(), abs=1e-6)
+    attempt = launcher.launch(tmp_path, make_launch(tmp_path, job(STEPS, "gpt"), plan)).finish()
+    assert attempt.losses() == pytest.approx(references["gpt"].losses(), abs=1e-6)
 
 
 @pytest.mark.parametrize("index", range(len(LAYOUTS)))
@@ -133,21 +144,21 @@ def test_a_checkpoint_loads_bitwise_under_another_layout(launcher: RankLauncher,
         assert torch.equal(tensor, after[name]), name
 
 
-@pytest.mark.parametrize("text", ["dp2 mb3 zero3", "dp1 tp2 mb6", "dp2 tp2 mb3 zero2"])
-def test_tied_embeddings_train_alike(launcher: RankLauncher, family: str, tmp_path: Path, text: str) -> None:
-    spec = job(STEPS, family, tied_embeddings=True)
+def test_tied_embeddings_train_alike(launcher: RankLauncher, tmp_path: Path) -> None:
+    spec = job(STEPS, "gpt", tied_embeddings=True)
     alone = run(launcher, tmp_path / "alone", spec, REFERENCE)
-    spread = run(launcher, tmp_path / "spread", spec, text)
-    assert spread.losses() == pytest.approx(alone.losses(), abs=1e-6)
-    assert "head.weight" not in exported(spread)
+    for text in ("dp2 mb3 zero3", "dp1 tp2 mb4", "dp2 tp2 mb3 zero2"):
+        spread = run(launcher, tmp_path / text, spec, text)
+        assert spread.losses() == pytest.approx(alone.losses(), abs=1e-6), text
+        assert "head.weight" not in exported(spread)
 
 
 @pytest.mark.parametrize("text", ["dp2 mb3 zero3", "dp1 tp2 mb6", "dp1 pp2 mb2"])
 def test_bf16_computes_in_half_and_keeps_float32_weights(
-    launcher: RankLauncher, family: str, tmp_path: Path, text: str
+    launcher: RankLauncher, references: dict[str, Attempt], tmp_path: Path, text: str
 ) -> None:
-    exact = run(launcher, tmp_path / "exact", job(STEPS, family), REFERENCE)
-    coarse = run(launcher, tmp_path / "coarse", job(STEPS, family, precision="bf16"), text)
+    exact = references["llama"]
+    coarse = run(launcher, tmp_path, job(STEPS, "llama", precision="bf16"), text)
     assert coarse.losses() == pytest.approx(exact.losses(), abs=3e-2)
     assert coarse.losses() != exact.losses()
     assert {tensor.dtype for tensor in exported(coarse).values()} == {torch.float32}
