@@ -181,7 +181,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
         heartbeat_interval_s=config.heartbeat_interval_s,
         node_grace_s=config.node_grace_s,
     )
-    engine = Engine(policy, _engine_config(config), restored)
+    engine = Engine(policy, engine_config(config), restored)
     driver = Driver(
         brain=engine,
         store=store,
@@ -217,7 +217,8 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
     )
 
 
-def _engine_config(config: SchedulerConfig) -> EngineConfig:
+def engine_config(config: SchedulerConfig) -> EngineConfig:
+    """Return what the engine gets to know of the settings; a replay needs the same."""
     return EngineConfig(
         checkpoint_root=config.checkpoint_root,
         output_root=config.output_root,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arena.domain.events import Event
@@ -61,6 +62,10 @@ class Inbox:
     def take(self, count_max: int) -> list[Item]:
         """Return the next items, oldest first."""
         return [self._items.popleft() for _ in range(min(count_max, len(self._items)))]
+
+    def put_back(self, items: Sequence[Item]) -> None:
+        """Return items that were taken to the front, in their order."""
+        self._items.extendleft(reversed(items))
 
     def fail_all(self, error: BaseException) -> None:
         """Fail everybody who waits, at the end."""

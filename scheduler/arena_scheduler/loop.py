@@ -26,6 +26,8 @@ from arena_scheduler.reading import LiveStore
 _log = logging.getLogger(__name__)
 
 ITEMS_PER_BATCH_MAX = 256
+BATCH_S_MAX = 0.05
+TICK_INTERVAL_S_MIN = 0.02
 IDLE_S_MAX = 0.5
 PROBE_INTERVAL_S = 1.0
 
@@ -77,6 +79,7 @@ class Driver:
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._probe_at_s = 0.0
+        self._tick_not_before_s = 0.0
         self.durable_state = brain.state
         self.read_only_cause: str | None = None
         self.ended_counts: Counter[JobState] = Counter()
@@ -109,17 +112,23 @@ class Driver:
         wakeup_s = self._brain.next_wakeup_s
         if wakeup_s is None:
             return IDLE_S_MAX
-        return min(IDLE_S_MAX, max(0.001, wakeup_s - self._clock.now_s()))
+        wait_s = max(wakeup_s, self._tick_not_before_s) - self._clock.now_s()
+        return min(IDLE_S_MAX, max(TICK_INTERVAL_S_MIN, wait_s))
 
     def _is_tick_due(self) -> bool:
         # After a stall of our own, agents get the time to be heard before any deadline is looked at.
         wakeup_s = self._brain.next_wakeup_s
-        return wakeup_s is not None and wakeup_s <= self._clock.now_s() and not self._awake.is_catching_up()
+        now_s = self._clock.now_s()
+        is_due = wakeup_s is not None and max(wakeup_s, self._tick_not_before_s) <= now_s
+        if not is_due or self._awake.is_catching_up():
+            return False
+        self._tick_not_before_s = now_s + TICK_INTERVAL_S_MIN
+        return True
 
     async def _turn(self, items: Sequence[Item]) -> None:
         """Handle a batch, make it durable, act on it; or put the engine back."""
         saved = self._brain.state
-        handled = [(item, steps) for item in items if (steps := self._handle(item)) is not None]
+        handled = self._handle_all(items)
         all_steps = [step for _, some in handled for step in some]
         if not all_steps:
             return
@@ -130,6 +139,19 @@ class Driver:
             await self._on_commit_failed([item for item, _ in handled], error)
             return
         self._after_commit(handled, all_steps)
+
+    def _handle_all(self, items: Sequence[Item]) -> list[tuple[Item, tuple[Step, ...]]]:
+        """Handle items for a bounded time; those that are left go back to where they came from."""
+        until_s = self._clock.now_s() + BATCH_S_MAX
+        handled = []
+        for index, item in enumerate(items):
+            steps = self._handle(item)
+            if steps is not None:
+                handled.append((item, steps))
+            if self._clock.now_s() > until_s:
+                self._inbox.put_back(items[index + 1 :])
+                break
+        return handled
 
     def _handle(self, item: Item) -> tuple[Step, ...] | None:
         saved = self._brain.state
@@ -152,6 +174,8 @@ class Driver:
         return step
 
     def _fail(self, item: Item, error: ArenaError) -> None:
+        if isinstance(item.events[0], Tick):
+            self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S  # it is due again at once
         if item.answer is None:
             _log.error("%s was dropped: %s", item.events[0].kind, error)
         elif not item.answer.done():
@@ -176,9 +200,11 @@ class Driver:
             self._fail(item, error)
             return
         for event in item.events:
-            if isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
+            if isinstance(event, Tick):
+                self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S
+            elif isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
                 asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._inbox.post, event)
-            elif not isinstance(event, Tick) and hasattr(event, "node_id"):
+            elif hasattr(event, "node_id"):
                 self._drop_node(event.node_id, error.message)
 
     def _after_commit(self, handled: Sequence[tuple[Item, tuple[Step, ...]]], steps: Sequence[Step]) -> None:

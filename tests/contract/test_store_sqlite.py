@@ -197,7 +197,7 @@ def test_the_input_log_gives_back_every_event_with_its_grid(tmp_path: Path) -> N
         ]
     )
     logged = [(at_s, event) for _, at_s, event in store.reader.inputs(0, 100)]
-    assert logged == [(1.0, submitted), (2.0, built), (3.0, replace(built, build_s=2.0))]
+    assert logged == [(1.0, submitted), (1.5, Tick()), (2.0, built), (3.0, replace(built, build_s=2.0))]
     store.close()
 
 

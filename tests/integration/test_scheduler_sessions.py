@@ -12,12 +12,17 @@ import pytest
 from arena.domain.events import EndedAttempt, HeldAttempt
 from arena.domain.launch import AttemptId
 from arena.domain.records import EndKind, NodeEnd
+from arena.engine.engine import Engine, replay
 from arena.errors import AlreadyRunningError, ArenaError, NotFoundError, ProtocolVersionError, UnavailableError
+from arena.policies.registry import make_policy
 from arena.rpc import codec
 from arena.rpc.status import error_from_rpc
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena.rpc.v1 import common_pb2
 from arena.rpc.version import PROTOCOL_VERSION
+from arena_scheduler.app import engine_config
+from arena_scheduler.reading import HistoryQuery
+from arena_scheduler.store.writes import SqliteStore
 from tests.builders import node_info, train_spec
 from tests.fakes.agent_session import AgentSession
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
@@ -276,3 +281,40 @@ async def test_another_incarnation_after_a_clean_end_is_welcome(tmp_path: Path) 
         await eventually(lambda: _disconnected(client), "the node is noticed to be away")
         second = await cluster.agent(replace(agent.info, incarnation="second"))
         await second.next_of("verdict")
+
+
+async def test_the_logged_inputs_replay_to_the_same_history(tmp_path: Path) -> None:
+    config = quick_config(tmp_path)
+    async with cluster_of(config) as cluster:
+        client = cluster.client()
+        agent = await cluster.agent(node_info("n1", gpus=4))
+        job_id, launch = await started_job(cluster, client, agent)
+        await client.submit(train_spec("y"))
+        end = NodeEnd(node_id=agent.info.node_id, kind=EndKind.FAILED, message="rank 0 exited with 1")
+        message = codec.attempt_ended_to_proto(AttemptId(launch.attempt_id), end)
+        await agent.send(pb.OpenSessionRequest(attempt_ended=message))
+        await agent.next_of("acknowledge_end")
+        await client.call("CancelJobs", job_ids=[job_id], request_id="c")
+    store = SqliteStore.open(config.db)
+    inputs = [(at_s, event) for _, at_s, event in store.reader.inputs(0, 10_000)]
+    recorded = store.reader.history(0, HistoryQuery(), 10_000)
+    store.close()
+    engine = Engine(make_policy(config.policy), engine_config(config))
+    assert tuple(entry for step in replay(engine, inputs) for entry in step.history) == recorded
+
+
+async def test_two_hundred_followers_starve_neither_status_nor_heartbeats(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agents = [await cluster.agent(node_info(f"n{index}")) for index in range(3)]
+        clients = [cluster.client() for _ in range(20)]
+        followers = [
+            client.start_stream("StreamEvents", follow=True, count_max=1_000) for client in clients for _ in range(10)
+        ]
+        for _ in range(20):
+            await clients[0].submit(train_spec("x"))
+            await clients[0].call("GetStatus")
+        assert not any(follower.done() for follower in followers)
+        assert all(agent.failure is None for agent in agents)
+        for follower in followers:
+            follower.cancel()
+        await asyncio.gather(*followers, return_exceptions=True)

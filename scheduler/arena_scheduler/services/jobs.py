@@ -74,8 +74,17 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         live = self._view.state.jobs.get(job_id)
         record = live if live is not None else await asyncio.to_thread(self._reader.get_job, job_id)
         if record is None:
-            raise NotFoundError(f"there is no job {name}", fix="see `arena jobs`", details={"job_id": name})
+            raise _no_job(name)
         return record
+
+    async def _jobs(self, job_ids: list[JobId]) -> list[JobRecord]:
+        live = self._view.state.jobs
+        others = [job_id for job_id in job_ids if job_id not in live]
+        ended = await asyncio.to_thread(self._reader.get_jobs, others) if others else {}
+        missing = next((job_id for job_id in others if job_id not in ended), None)
+        if missing is not None:
+            raise _no_job(missing)
+        return [live[job_id] if job_id in live else ended[job_id] for job_id in job_ids]
 
     @unary
     async def GetJob(self, request: pb.GetJobRequest, caller: Caller) -> pb.GetJobResponse:  # noqa: N802
@@ -114,7 +123,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
             names.update(dict.fromkeys(sorted(mine)))
         elif not names:
             raise UserError("no job is named", fix="name jobs, or ask for all of yours")
-        jobs = [await self._job(name) for name in names]
+        jobs = await self._jobs(list(names))
         for job in jobs:
             caller.require_owner(job.user, f"job {job.job_id}")
         open_ids = [job.job_id for job in jobs if not job.state.is_terminal]
@@ -186,3 +195,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
                 data=chunk.data,
                 dropped_bytes=chunk.dropped_bytes,
             )
+
+
+def _no_job(name: str) -> NotFoundError:
+    return NotFoundError(f"there is no job {name}", fix="see `arena jobs`", details={"job_id": name})

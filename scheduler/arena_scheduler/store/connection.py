@@ -6,13 +6,15 @@ import sqlite3
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 
 from arena.errors import ArenaError, InternalError, ResourceExhaustedError, UnavailableError
 
 BUSY_TIMEOUT_MS = 5_000
 READERS_MAX = 8
 _FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC}
+# SQLAlchemy wraps what statements raise, not what happens while a connection is being set up.
+DATABASE_ERRORS = (DBAPIError, sqlite3.Error)
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -92,17 +94,18 @@ def optimize(engine: Engine) -> None:
         connection.close()
 
 
-def translated(error: DatabaseError | DBAPIError, path: Path) -> ArenaError:
+def translated(error: DBAPIError | sqlite3.Error, path: Path) -> ArenaError:
     """Return the database's error in our words; ``ENOSPC`` and a full quota are one kind, a lock another."""
-    code = int(getattr(error.orig, "sqlite_errorcode", 0) or 0)
-    text = str(error.orig)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    code = int(getattr(cause, "sqlite_errorcode", 0) or 0)
+    text = str(cause)
     if code in _FULL or "disk is full" in text:
         return ResourceExhaustedError(
             "nothing can be written to the scheduler's database",
             why=f"the disk of {path} is full ({text})",
             fix="free some space there; the scheduler goes on by itself",
         )
-    if isinstance(error, IntegrityError):
+    if isinstance(cause, sqlite3.IntegrityError):
         return InternalError("the store refused a record", why=text)
     primary = code & 0xFF
     if primary in _BUSY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Iterable, Sequence
@@ -11,15 +12,21 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Integer, Table, bindparam, cast, delete, func, select
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DBAPIError
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import GridBuilt, Tick
+from arena.domain.events import GridBuilt
 from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
-from arena_scheduler.store.connection import check_file, optimize, reader_engine, translated, writer_engine
+from arena_scheduler.store.connection import (
+    DATABASE_ERRORS,
+    check_file,
+    optimize,
+    reader_engine,
+    translated,
+    writer_engine,
+)
 from arena_scheduler.store.lock import FileLock, refuse_network_file_system
 from arena_scheduler.store.migrate import migrate
 from arena_scheduler.store.reads import SqliteReader
@@ -106,7 +113,7 @@ class SqliteStore:
             migrate(store._engine, path)
             optimize(store._engine)
             store.identity = store._make_identity()
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             store.close()
             raise translated(error, path) from error
         except BaseException:
@@ -116,6 +123,8 @@ class SqliteStore:
 
     def close(self) -> None:
         """Close all connections and give the lock back."""
+        with contextlib.suppress(*DATABASE_ERRORS):  # a broken database is closed all the same
+            optimize(self._engine)
         self._reader_engine.dispose()
         self._engine.dispose()
         self._lock.release()
@@ -141,7 +150,7 @@ class SqliteStore:
         try:
             with self._engine.begin() as connection:
                 connection.execute(_PUT_META, {"key": "probe", "value": secrets.token_hex(_PROBE_BYTES // 2)})
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             raise translated(error, self.path) from error
 
     def commit(self, steps: Sequence[Step]) -> None:
@@ -156,7 +165,7 @@ class SqliteStore:
         try:
             with self._engine.begin() as connection:
                 rows.write(connection)
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             raise translated(error, self.path) from error
 
     def load(self) -> Restored:
@@ -164,7 +173,7 @@ class SqliteStore:
         try:
             with self._engine.begin() as connection:
                 return self._load(connection)
-        except DBAPIError as error:
+        except DATABASE_ERRORS as error:
             raise translated(error, self.path) from error
 
     def _load(self, connection: Connection) -> Restored:
@@ -231,7 +240,7 @@ class _Rows:
         ]
         self._grid_rows: dict[str, Row] = {}
         self._job_grid_rows: dict[str, Row] = {}
-        self._input_rows = [self._input_row(grids, step) for step in steps if not _is_idle(step)]
+        self._input_rows = [self._input_row(grids, step) for step in steps]
 
     def _input_row(self, grids: GridTexts, step: Step) -> Row:
         digest = None
@@ -277,13 +286,6 @@ class _Rows:
         wanted = [row["job_id"] for row in rows]
         known = set(connection.scalars(select(JOBS.c.job_id).where(JOBS.c.job_id.in_(wanted))))
         _execute(connection, _PUT_JOB_GRID, [row for row in rows if row["job_id"] in known])
-
-
-def _is_idle(step: Step) -> bool:
-    """Tell whether a step is a tick that did nothing; replay does not need it."""
-    return isinstance(step.event, Tick) and not (
-        step.commands or step.jobs or step.attempts or step.nodes or step.history or step.decision
-    )
 
 
 def _execute(connection: Connection, statement: Any, rows: Iterable[Row]) -> None:
