@@ -6,9 +6,7 @@ A command is sent only after the records that intend it are durable.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from pydantic import Field, TypeAdapter
+from typing import Literal
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.job import JobId, JobSpec
@@ -64,9 +62,4 @@ class BuildGrid:
     shape: ClusterShape
 
 
-Command = Annotated[
-    LaunchAttempt | StopAttempt | AcknowledgeEnd | AnswerRegistration | BuildGrid,
-    Field(discriminator="kind"),
-]
-
-COMMAND_JSON: TypeAdapter[Command] = TypeAdapter(Command)
+Command = LaunchAttempt | StopAttempt | AcknowledgeEnd | AnswerRegistration | BuildGrid

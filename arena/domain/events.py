@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
 from arena.domain.grid import Grid
@@ -180,4 +180,4 @@ Event = Annotated[
     Field(discriminator="kind"),
 ]
 
-EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event)
+EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event, config=ConfigDict(defer_build=True))

@@ -36,7 +36,7 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 class Model(BaseModel):
     """Base of all specification parts: frozen, unknown fields refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
 
 
 class JobKind(StrEnum):

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, NewType
+from typing import Annotated, ClassVar, Literal, NewType
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from arena.domain.job import JobId, JobSpec
 from arena.domain.parallel import ParallelPlan
@@ -53,6 +53,9 @@ class Launch:
         output_dir: Where the final model goes.
         time_left_s: What is left of the job's time limit; None without one.
     """
+
+    # Built when first used: the command line imports this module and reads no launch.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(defer_build=True)
 
     attempt_id: AttemptId
     job_id: JobId
@@ -178,4 +181,4 @@ WorkerReport = Annotated[
 ]
 
 LAUNCH_JSON: TypeAdapter[Launch] = TypeAdapter(Launch)
-REPORT_JSON: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport)
+REPORT_JSON: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport, config=ConfigDict(defer_build=True))
