@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from arena.cli.quoting import escaped
 from arena.errors import ArenaError
@@ -55,6 +55,9 @@ class Output:
 
     def line(self, text: str = "", style: str = "") -> None:
         """Write a line for people; ``text`` is already safe or comes from us."""
+        if not self.is_terminal:
+            self._write(text)
+            return
         from rich.text import Text
 
         self.print(Text(text, style=style))
@@ -67,16 +70,32 @@ class Output:
             rows: Cells, as many as headings.
             right: Headings of columns that are aligned to the right (numbers).
         """
+        if not self.is_terminal:
+            self._plain_table(columns, rows, right)
+            return
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for index, column in enumerate(columns):
             # What a row is about stays in one piece, to be copied.
-            whole = index == 0 or not self.is_terminal
-            table.add_column(column, overflow="fold", no_wrap=whole, justify="right" if column in right else "left")
+            justify: Literal["left", "right"] = "right" if column in right else "left"
+            table.add_column(column, overflow="fold", no_wrap=index == 0, justify=justify)
         for row in rows:
             table.add_row(*row)
         self.print(table)
+
+    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str]) -> None:
+        """Write a table for a pipe or a file: whole cells, and several times faster than a rendered one."""
+        from rich.cells import cell_len
+
+        lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(cell_len(line[index]) for line in lines) for index in range(len(columns))]
+        for line in lines:
+            padded = []
+            for column, cell, width in zip(columns, line, widths, strict=True):
+                space = " " * (width - cell_len(cell))
+                padded.append(space + cell if column in right else cell + space)
+            self._write("  ".join(padded).rstrip())
 
     def print(self, renderable: Any) -> None:
         """Write something that rich can render."""
