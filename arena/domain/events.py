@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
-from arena.domain.launch import AttemptId, NodeId, WorkerReport
+from arena.domain.launch import JSON_CONFIG, AttemptId, NodeId, WorkerReport
 from arena.domain.records import NodeEnd
 
 
@@ -180,4 +180,4 @@ Event = Annotated[
     Field(discriminator="kind"),
 ]
 
-EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event, config=ConfigDict(defer_build=True))
+EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event, config=JSON_CONFIG)

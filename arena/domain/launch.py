@@ -181,4 +181,6 @@ WorkerReport = Annotated[
 ]
 
 LAUNCH_JSON: TypeAdapter[Launch] = TypeAdapter(Launch)
-REPORT_JSON: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport, config=ConfigDict(defer_build=True))
+# A diverged loss is NaN and must arrive as such: the default writes null, which no reader takes for a number.
+JSON_CONFIG = ConfigDict(defer_build=True, ser_json_inf_nan="constants")
+REPORT_JSON: TypeAdapter[WorkerReport] = TypeAdapter(WorkerReport, config=JSON_CONFIG)
