@@ -203,6 +203,7 @@ def _start(draft: Draft, event: SchedulerStarted) -> None:
         node = draft.state.nodes[node_id]
         # Nobody could be heard while no scheduler ran: everybody's grace begins now.
         draft.put_node(replace(node, disconnected_at_s=draft.now_s))
+    nodes.ask_for_grids(draft)  # what was being built went with the process before
 
 
 def _with_indexes(state: ClusterState, now_s: float, config: EngineConfig) -> ClusterState:

@@ -30,6 +30,8 @@ from arena.engine.node_state import attempts_on, settle_node
 from arena.engine.outcome import drop_target
 from arena.engine.state import shape_of
 
+OUT_OF_SIGHT = "its node does not list it any more"
+
 
 def register(draft: Draft, event: NodeRegistered) -> None:
     """Take a node (back) with its full inventory: ends first, then a verdict over what it holds."""
@@ -57,7 +59,7 @@ def _put_registered(draft: Draft, known: NodeRecord | None, info: NodeInfo, kill
     draft.put_node(
         replace(
             base,
-            info=info,
+            info=_with_devices_in_use(draft, base, info),
             state=NodeState.READY if base.state is NodeState.LOST else base.state,
             disconnected_at_s=None,
             registered_at_s=draft.now_s,
@@ -66,6 +68,20 @@ def _put_registered(draft: Draft, known: NodeRecord | None, info: NodeInfo, kill
     )
     draft.update(places=draft.state.places.set(info.node_id, info.visible_places))
     settle_node(draft, info.node_id)
+
+
+def _with_devices_in_use(draft: Draft, known: NodeRecord, info: NodeInfo) -> NodeInfo:
+    """Return what a node says of itself, with the devices that it no longer lists but that a job has or waits for.
+
+    A driver that fails for a moment hides all devices while jobs go on: forgotten, they could neither be kept nor lost.
+    """
+    state, listed = draft.state, {device.device_id for device in info.devices}
+    hidden = tuple(
+        replace(device, dirty=OUT_OF_SIGHT)
+        for device in known.info.devices
+        if device.device_id not in listed and (device.device_id in state.holders or device.device_id in state.reserved)
+    )
+    return replace(info, devices=(*info.devices, *hidden)) if hidden else info
 
 
 def _live_attempts_on(draft: Draft, node: NodeRecord) -> tuple[AttemptId, ...]:
@@ -149,7 +165,8 @@ def change_devices(draft: Draft, event: DevicesChanged) -> None:
     node = draft.state.nodes.get(event.node_id)
     if node is None:
         return
-    draft.put_node(replace(node, info=replace(node.info, devices=event.devices, problem=event.problem)))
+    info = replace(node.info, devices=event.devices, problem=event.problem)
+    draft.put_node(replace(node, info=_with_devices_in_use(draft, node, info)))
     settle_node(draft, event.node_id)
     retry_targets(draft, event.node_id)
 
@@ -180,8 +197,13 @@ def drop_targets_on(draft: Draft, node_id: NodeId, cause: Reason) -> None:
 
 def settle_shape(draft: Draft) -> None:
     """Take the present shape and have the grids of all jobs made for it that were made for another."""
-    shape = shape_of(draft.state.nodes)
-    draft.update(shape=shape, shape_dirty_at_s=None)
+    draft.update(shape=shape_of(draft.state.nodes), shape_dirty_at_s=None)
+    ask_for_grids(draft)
+
+
+def ask_for_grids(draft: Draft) -> None:
+    """Ask for the grid of every job that has none for the present shape, in order of service."""
+    shape = draft.state.shape
     if not shape.pools:
         return
     for job in sorted(draft.state.jobs.values(), key=lambda job: job.queue_key):

@@ -14,7 +14,6 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
 
-from arena.domain.commands import BuildGrid
 from arena.domain.events import SchedulerStarted
 from arena.domain.grid import GridSource
 from arena.engine.config import EngineConfig
@@ -151,7 +150,6 @@ async def start(
         tasks = [asyncio.create_task(_watch(parts)), asyncio.create_task(parts.driver.run())]
         try:
             await parts.inbox.request(_started_event(policy))
-            _repeat_builds(parts)
             server, port = await _open_port(config, _server(parts, access), credentials)
         except BaseException:
             parts.driver.stop()
@@ -229,16 +227,6 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
 
 def _started_event(policy: Policy) -> SchedulerStarted:
     return SchedulerStarted(scheduler_version=software_version(), policy=policy.name, policy_version=policy.version)
-
-
-def _repeat_builds(parts: _Parts) -> None:
-    """Ask again for the grids that the process before this one took with it."""
-    state = parts.driver.durable_state
-    if not state.shape.pools:
-        return
-    for job_id in sorted(state.jobs):
-        if state.grid_shapes.get(job_id) != state.shape:
-            parts.world.send(BuildGrid(job_id=job_id, spec=state.jobs[job_id].spec, shape=state.shape))
 
 
 def _server(parts: _Parts, access: Access) -> grpc.aio.Server:

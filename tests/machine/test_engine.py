@@ -427,3 +427,19 @@ def test_the_reason_names_the_checkpoint_place_that_keeps_a_job_waiting() -> Non
     sim = on_nodes_with_places_of_their_own("fcfs")  # which asks for all four GPUs and nothing less
     reasons = sim.engine.view(sim.engine.state.jobs[JobId("a")]).reasons
     assert "checkpoint place /ckpt" in str(reasons[0])
+
+
+def test_a_restart_asks_again_for_grids_that_were_being_built() -> None:
+    engine = Engine(make_policy("fcfs"), EngineConfig(shape_settle_s=0.0))
+    steps = [engine.handle(NodeRegistered(info=node_info("n1")), 0.0), engine.handle(submit("a"), 1.0)]
+    again = Engine(make_policy("fcfs"), engine.config, restored_from(steps))
+    started = SchedulerStarted(scheduler_version="1", policy="fcfs", policy_version="1")
+    step = again.handle(started, 2.0)
+    assert [command.job_id for command in step.commands if isinstance(command, BuildGrid)] == ["a"]
+
+
+def test_a_job_that_has_ended_gives_no_stale_reason() -> None:
+    sim = with_nodes(simulation(), "n1")
+    sim.at(1.0, submit("a"))
+    sim.run()
+    assert sim.ended[JobId("a")].reasons == ()
