@@ -8,7 +8,7 @@ from typing import Literal
 from arena.domain.allocation import Allocation
 from arena.domain.commands import LaunchAttempt, StopAttempt
 from arena.domain.job import CommandSpec
-from arena.domain.launch import AttemptId, Launch, NodeId, attempt_id
+from arena.domain.launch import AttemptId, DeviceId, Launch, NodeId, attempt_id
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import (
     AttemptRecord,
@@ -25,14 +25,18 @@ from arena.domain.records import (
 )
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
-from arena.engine.outcome import conclude_job
+from arena.engine.outcome import conclude_job, drop_target
 
 PORT_STRIDE_AFTER_CONFLICT = 61
 """Ports skipped after one was taken: a foreign program that holds one often holds its neighbours."""
 
 
 def try_launch(draft: Draft, job: JobRecord) -> None:
-    """Launch a job's target if all its devices are free, clean and reachable and no attempt of it is live."""
+    """Launch a job's target if all its devices are free and reachable and no attempt of it is live.
+
+    A target with a device that is no longer clean is given up: nobody knows when it will be, and the others are kept
+    from work until then.
+    """
     target = job.target
     if target is None or job.attempt_id is not None or job.wish is not Wish.RUN:
         return
@@ -41,7 +45,20 @@ def try_launch(draft: Draft, job: JobRecord) -> None:
         return
     if any(not state.nodes[node_id].is_usable for node_id in target.allocation.node_ids):
         return
-    _launch(draft, job, target)
+    if target.allocation.device_ids <= _clean_devices(draft, target.allocation.node_ids):
+        _launch(draft, job, target)
+    else:
+        drop_target(draft, job)
+        draft.put_job(replace(job, state=JobState.QUEUED, target=None, reasons=(reason(ReasonCode.NOT_YET_EVALUATED),)))
+
+
+def _clean_devices(draft: Draft, node_ids: tuple[NodeId, ...]) -> frozenset[DeviceId]:
+    return frozenset(
+        device.device_id
+        for node_id in node_ids
+        for device in draft.state.nodes[node_id].info.devices
+        if device.dirty is None
+    )
 
 
 def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
