@@ -51,7 +51,10 @@ def _end_at_time_limit(draft: Draft, job: JobRecord) -> None:
 
 
 def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
-    return attempt.stop_mode == "save" and outcome in {EndKind.STOPPED, EndKind.KILLED}
+    """Tell whether it ended because somebody wanted it to, killed or not, and not because something had failed."""
+    cause = attempt.stop_cause
+    is_wanted = cause is not None and cause.code is not ReasonCode.WORKER_FAILED
+    return is_wanted and outcome in {EndKind.STOPPED, EndKind.KILLED}
 
 
 def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
