@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from arena.domain.cluster import NodeState
+from arena.domain.cluster import Device, NodeState
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.records import NodeRecord
 from arena.engine.draft import Draft
 
 CLEANING_PREFIX = "cleaning"
 """An agent whose problem text begins so is removing leftovers of an earlier life."""
+
+OUT_OF_SIGHT = "its node does not list it any more"
+"""Why a device is dirty that its node stopped listing while a job had it or waited for it."""
 
 
 def attempts_on(draft: Draft, node: NodeRecord) -> tuple[AttemptId, ...]:
@@ -26,8 +29,15 @@ def settle_node(draft: Draft, node_id: NodeId) -> None:
     if node is None or node.state is NodeState.LOST:
         return
     state, cause = _state_of(draft, node)
-    if (state, cause) != (node.state, node.state_cause):
-        draft.put_node(replace(node, state=state, state_cause=cause))
+    devices = tuple(device for device in node.info.devices if not _is_forgotten(draft, device))
+    if (state, cause) != (node.state, node.state_cause) or len(devices) < len(node.info.devices):
+        draft.put_node(replace(node, info=replace(node.info, devices=devices), state=state, state_cause=cause))
+
+
+def _is_forgotten(draft: Draft, device: Device) -> bool:
+    """Tell whether a device is out of sight and nobody has it or waits for it any more."""
+    state, name = draft.state, device.device_id
+    return device.dirty == OUT_OF_SIGHT and name not in state.holders and name not in state.reserved
 
 
 def _state_of(draft: Draft, node: NodeRecord) -> tuple[NodeState, str]:

@@ -26,11 +26,9 @@ from arena.domain.records import (
 )
 from arena.engine.attempts import launch_command, mark_ended, mark_started, stop_command, try_launch
 from arena.engine.draft import Draft
-from arena.engine.node_state import attempts_on, settle_node
+from arena.engine.node_state import OUT_OF_SIGHT, attempts_on, settle_node
 from arena.engine.outcome import drop_target
 from arena.engine.state import shape_of
-
-OUT_OF_SIGHT = "its node does not list it any more"
 
 
 def register(draft: Draft, event: NodeRegistered) -> None:

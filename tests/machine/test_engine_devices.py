@@ -79,7 +79,7 @@ def test_such_a_job_is_lost_with_its_node() -> None:
     assert not sim.engine.state.holders
 
 
-def test_a_device_that_stays_out_of_sight_is_never_given_away_again() -> None:
+def test_a_device_that_stays_out_of_sight_leaves_with_its_job() -> None:
     sim, _ = running_job()
     out_of_sight(sim)
     sim.at(22.0, DevicesChanged(node_id=N1, devices=(Device(device_id=node_info("n1").devices[0].device_id, index=0),)))
@@ -91,7 +91,8 @@ def test_a_device_that_stays_out_of_sight_is_never_given_away_again() -> None:
         for command in step.commands
         if isinstance(command, LaunchAttempt) and command.launch.job_id == "b"
     ]
-    assert all(launch.device_ids == ("n1/vgpu-0",) for launch in launches)
+    assert [launch.device_ids for launch in launches] == [("n1/vgpu-0",)]
+    assert [(counts.total, counts.dirty) for counts in gpu_counts(sim.engine.state)] == [(1, 0)]
 
 
 @pytest.mark.parametrize("listed", [True, False])
