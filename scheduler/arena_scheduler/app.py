@@ -188,6 +188,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
         clock=clock,
         awake=awake,
         drop_node=sessions.drop,
+        is_connected=sessions.is_connected,
     )
     driver.ended_counts.update(
         {state: count for state, count in store.reader.count_by_state().items() if state.is_terminal}

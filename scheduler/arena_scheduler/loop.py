@@ -55,6 +55,7 @@ class Driver:
         store: Where steps become durable.
         world: Carries out commands.
         drop_node: Ends a node's session when its report could not be stored, so that it registers anew.
+        is_connected: Tells whether a node has a session at present.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Driver:
         clock: LiveClock,
         awake: AwakeClock,
         drop_node: Callable[[NodeId, str], None],
+        is_connected: Callable[[NodeId], bool],
     ) -> None:
         self._brain = brain
         self._store = store
@@ -75,6 +77,7 @@ class Driver:
         self._clock = clock
         self._awake = awake
         self._drop_node = drop_node
+        self._is_connected = is_connected
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-writer")
         self._is_stopping = False
         self._changed = asyncio.Event()
@@ -132,13 +135,23 @@ class Driver:
         all_steps = [step for _, some in handled for step in some]
         if not all_steps:
             return
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.commit, all_steps)
-        except ArenaError as error:
+        error = await self._commit(all_steps)
+        if error is None:
+            self._after_commit(handled, all_steps)
+        else:
             self._brain.state = saved
             await self._on_commit_failed([item for item, _ in handled], error)
-            return
-        self._after_commit(handled, all_steps)
+
+    async def _commit(self, steps: Sequence[Step]) -> ArenaError | None:
+        """Make steps durable; return why they are not."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.commit, steps)
+        except ArenaError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - a record that cannot be written must not end the loop
+            _log.exception("a batch of %d steps could not be written", len(steps))
+            return InternalError("the store failed on a record", why=repr(error))
+        return None
 
     def _handle_all(self, items: Sequence[Item]) -> list[tuple[Item, tuple[Step, ...]]]:
         """Handle items for a bounded time; those that are left go back to where they came from."""
@@ -203,9 +216,14 @@ class Driver:
             if isinstance(event, Tick):
                 self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S
             elif isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
-                asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._inbox.post, event)
+                asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._repeat, event)
             elif hasattr(event, "node_id"):
                 self._drop_node(event.node_id, error.message)
+
+    def _repeat(self, event: GridBuilt | GridFailed | NodeDisconnected) -> None:
+        """Say again what could not be stored, unless the node it speaks of has come back meanwhile."""
+        if not isinstance(event, NodeDisconnected) or not self._is_connected(event.node_id):
+            self._inbox.post(event)
 
     def _after_commit(self, handled: Sequence[tuple[Item, tuple[Step, ...]]], steps: Sequence[Step]) -> None:
         self.commit_count += 1

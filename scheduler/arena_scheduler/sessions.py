@@ -57,9 +57,9 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
 
-    def get(self, node_id: NodeId) -> Session | None:
-        """Return a node's session."""
-        return self._sessions.get(node_id)
+    def is_connected(self, node_id: NodeId) -> bool:
+        """Tell whether a node has a session, registered or about to be."""
+        return node_id in self._sessions
 
     async def open(self, node_id: NodeId, incarnation: str, peer: str) -> Session:
         """Open a session; the same incarnation replaces its own old one, another one only if that is silent.
