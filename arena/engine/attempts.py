@@ -124,7 +124,7 @@ def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> Lau
     job = draft.state.jobs[attempt.job_id]
     spec = job.spec
     config = draft.config
-    ranks = _ranks_by_node(attempt.allocation, spec.command)
+    ranks = ranks_by_node(attempt.allocation, spec.command)
     index = attempt.allocation.node_ids.index(node_id)
     limit = spec.stop.time_limit_s
     return LaunchAttempt(
@@ -150,7 +150,8 @@ def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> Lau
     )
 
 
-def _ranks_by_node(allocation: Allocation, command: CommandSpec | None) -> list[tuple[int, ...]]:
+def ranks_by_node(allocation: Allocation, command: CommandSpec | None) -> list[tuple[int, ...]]:
+    """Return the global ranks on each node of an allocation, in its order: one for each device, or one in all."""
     ranks: list[tuple[int, ...]] = []
     first = 0
     for share in allocation.shares:

@@ -23,7 +23,7 @@ from arena.rpc.version import PROTOCOL_VERSION
 from arena_scheduler.app import engine_config
 from arena_scheduler.reading import HistoryQuery
 from arena_scheduler.store.writes import SqliteStore
-from tests.builders import node_info, train_spec
+from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.agent_session import AgentSession
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
 from tests.fakes.scheduler_client import SchedulerClient
@@ -237,6 +237,25 @@ async def test_logs_are_relayed_in_chunks_and_end_with_the_agents_end(tmp_path: 
         chunks = await reading
         assert b"".join(chunk.data for chunk in chunks) == text
         assert max(chunk.ByteSize() for chunk in chunks) < 64 * 1024
+
+
+async def test_the_log_of_a_rank_comes_from_the_node_it_ran_on_also_with_one_process_a_node(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        agents = [await cluster.agent(node_info(name)) for name in ("n1", "n2")]
+        for agent in agents:
+            await agent.next_of("verdict")
+        spec = command_spec("x", count=4)
+        assert spec.command is not None
+        command = spec.command.model_copy(update={"processes_per_gpu": 0})
+        job_id = await client.submit(spec.model_copy(update={"command": command}))
+        launches = [await agent.next_of("launch") for agent in agents]
+        (rank,) = launches[1].node_ranks
+        reading = client.start_stream("StreamLogs", job_id=job_id, rank=rank)
+        await send_log(agents[1], await agents[1].next_of("read_log"), b"here")
+        assert [chunk.data for chunk in await reading] == [b"here"]
+        with pytest.raises(NotFoundError, match="has no rank 2"):
+            await client.stream("StreamLogs", job_id=job_id, rank=2)
 
 
 async def test_logs_of_a_job_that_never_ran_are_not_found(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
-from arena.domain.job import JobId
+from arena.domain.job import CommandSpec, JobId
 from arena.domain.launch import NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord
+from arena.engine.attempts import ranks_by_node
 from arena.errors import NotFoundError, ResourceExhaustedError
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2, common_pb2
@@ -24,7 +25,10 @@ STREAMS_MAX = 1_000
 ENTRIES_PER_READ = 500
 FOLLOW_INTERVAL_S = 0.05
 CHUNKS_MERGED_MAX = 16
-PRIVATE_FACTS = frozenset({"error", "result", "output", "message", "log_tail", "argv", "command", "spec", "skipped"})
+USERS_REMEMBERED = 10_000
+PRIVATE_FACTS = frozenset(
+    {"error", "result", "output", "message", "log_tail", "argv", "command", "spec", "skipped", "why"}
+)
 
 
 class StreamSlots:
@@ -91,14 +95,16 @@ class EventStreams:
         if entry.job_id is None or caller.is_admin or caller.owns(await self._user_of(entry.job_id)):
             return entry
         data = {key: value for key, value in entry.data.items() if key not in PRIVATE_FACTS}
-        message = entry.message if len(data) == len(entry.data) else entry.message.partition(":")[0]
-        return replace(entry, data=data, message=message)
+        # What follows the colon is a cause, which may be a text that the job's program wrote.
+        return replace(entry, data=data, message=entry.message.partition(":")[0])
 
     async def _user_of(self, job_id: JobId) -> str:
         user = self._user_by_job.get(job_id)
         if user is None:
             record = await asyncio.to_thread(self._reader.get_job, job_id)
             user = record.user if record is not None else ""
+            if len(self._user_by_job) >= USERS_REMEMBERED:
+                self._user_by_job.clear()
             self._user_by_job[job_id] = user
         return user
 
@@ -123,7 +129,7 @@ class LogStreams:
         attempt = await self._attempt(record, epoch)
         requests = [
             LogRequest(node_id=node_id, attempt_id=attempt.attempt_id, rank=rank, follow=follow, tail_bytes=tail_bytes)
-            for node_id in _nodes_of(attempt, rank)
+            for node_id in _nodes_of(attempt, rank, record.spec.command)
         ]
         with self._slots.taken():
             async for chunk in self._merged(requests):
@@ -168,12 +174,13 @@ class LogStreams:
             raise error
 
 
-def _nodes_of(attempt: AttemptRecord, rank: int | None) -> tuple[NodeId, ...]:
+def _nodes_of(attempt: AttemptRecord, rank: int | None, command: CommandSpec | None) -> tuple[NodeId, ...]:
+    node_ids = attempt.allocation.node_ids
     if rank is None:
-        return attempt.allocation.node_ids
-    first = 0
-    for share in attempt.allocation.shares:
-        first += len(share.device_ids)
-        if rank < first:
-            return (share.node_id,)
-    raise NotFoundError(f"attempt {attempt.attempt_id} has no rank {rank}", why=f"it has {first}")
+        return node_ids
+    ranks = ranks_by_node(attempt.allocation, command)
+    for node_id, node_ranks in zip(node_ids, ranks, strict=True):
+        if rank in node_ranks:
+            return (node_id,)
+    count = sum(map(len, ranks))
+    raise NotFoundError(f"attempt {attempt.attempt_id} has no rank {rank}", why=f"it has {count}")
