@@ -232,3 +232,16 @@ def test_job_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
     store = SqliteStore.open(database)
     assert (store.identity, store.last_job_number()) == (identity, 10)
     store.close()
+
+
+def test_only_the_schedulers_account_can_read_what_users_submitted(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        store = SqliteStore.open(tmp_path / "arena.db")
+        store.commit([submit(1)])
+        modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.glob("arena.db*")}
+        store.close()
+    finally:
+        os.umask(before)
+    assert {"arena.db", "arena.db-wal", "arena.db-shm"} <= modes.keys()
+    assert set(modes.values()) == {0}

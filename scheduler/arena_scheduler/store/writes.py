@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -109,6 +110,7 @@ class SqliteStore:
         store = cls(path)
         store._lock.acquire()
         try:
+            _create_private(path)
             check_file(path)
             migrate(store._engine, path)
             optimize(store._engine)
@@ -199,6 +201,11 @@ class SqliteStore:
             decision_index=connection.scalar(select(func.max(DECISIONS.c.seq))) or 0,
             last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
         )
+
+
+def _create_private(path: Path) -> None:
+    """Make a missing database file, for its owner alone: it holds everybody's specifications; its log files follow."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _parsed(connection: Connection, statement: Any, adapter: TypeAdapter[Record]) -> tuple[list[Record], list[str]]:
