@@ -10,19 +10,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from arena.domain.cluster import NodeState
-from arena.domain.launch import NodeId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import (
     AttemptRecord,
     AttemptState,
-    EndKind,
     EntryKind,
     JobRecord,
     JobState,
-    NodeEnd,
     NodeRecord,
 )
-from arena.engine.attempts import mark_ended, stop_attempt, stop_command
+from arena.engine.attempts import stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import wake
@@ -128,14 +125,7 @@ def _roll_back_launch(draft: Draft, attempt: AttemptRecord) -> None:
     late = [node for node in attempt.allocation.node_ids if node not in attempt.started_nodes]
     error = f"processes did not come up on {', '.join(late)} within {draft.config.launch_deadline_s:.0f} s"
     cause = reason(ReasonCode.WORKER_FAILED, error=error)
-    attempt = stop_attempt(draft, replace(attempt, error=error), "kill", cause)
-    for node_id in late:
-        if node_id not in draft.state.nodes:
-            mark_ended(draft, attempt.attempt_id, _never_started(node_id, error))
-
-
-def _never_started(node_id: NodeId, error: str) -> NodeEnd:
-    return NodeEnd(node_id=node_id, kind=EndKind.LAUNCH_FAILED, message=error)
+    stop_attempt(draft, replace(attempt, error=error), "kill", cause)
 
 
 def _repeat_stop(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:

@@ -55,7 +55,10 @@ def _gang(state: ClusterState, attempt: AttemptRecord) -> Iterator[str]:
 
 
 def _devices(state: ClusterState) -> Iterator[str]:
+    listed = {device.device_id for node in state.nodes.values() for device in node.info.devices}
     for device, name in state.holders.items():
+        if device not in listed:
+            yield f"device {device} is held by {name}, and no node has it"
         if name not in state.attempts:
             yield f"device {device} is held by {name}, which is not live"
     for device, job_id in state.reserved.items():
