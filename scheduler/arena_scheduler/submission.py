@@ -11,6 +11,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.events import JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
+from arena.engine.state import shape_of
 from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, UserError
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
@@ -101,12 +102,17 @@ class Submission:
             self._recent.popitem(last=False)
 
     async def _refuse_infeasible(self, spec: JobSpec) -> None:
-        shape = self._view.state.shape
+        shape = self._present_shape()
         if not shape.pools:
             return  # no node has registered yet: nothing is known
         grid = (await self._grids.get(spec, shape)).grid
         if not grid.cells:
             raise await self._infeasible(spec, shape, grid)
+
+    def _present_shape(self) -> ClusterShape:
+        """Return the shape with the nodes of this moment; the engine's own follows a little later."""
+        state = self._view.state
+        return state.shape if state.shape_dirty_at_s is None else shape_of(state.nodes)
 
     async def _infeasible(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> InfeasibleError:
         largest = await largest_feasible(self._grids, spec, shape)

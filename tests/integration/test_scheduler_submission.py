@@ -1,0 +1,24 @@
+"""What a submission is judged by: the nodes that are there when it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from arena.errors import InfeasibleError
+from tests.builders import node_info, train_spec
+from tests.fakes.running_scheduler import cluster_of, quick_config
+
+
+async def test_a_node_counts_from_the_moment_it_has_registered(tmp_path: Path) -> None:
+    spec = train_spec("two", gpus={"count": 2})
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        first = await cluster.agent(node_info("n1", gpus=1))
+        await first.next_of("verdict")
+        with pytest.raises(InfeasibleError):
+            await client.submit(spec)
+        second = await cluster.agent(node_info("n2", gpus=1))
+        await second.next_of("verdict")
+        assert await client.submit(spec)
