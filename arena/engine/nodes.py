@@ -32,21 +32,24 @@ from arena.engine.state import shape_of
 
 
 def register(draft: Draft, event: NodeRegistered) -> None:
-    """Take a node (back) with its full inventory: ends first, then a verdict over what it holds."""
+    """Take a node (back) with its full inventory: a verdict over what it holds, then the ends it tells of.
+
+    The verdict is the first command to the node: it listens to nothing before.
+    """
     node_id = event.info.node_id
     known = draft.state.nodes.get(node_id)
     held = {item.attempt_id: item.started for item in event.held}
     ended = {item.attempt_id for item in event.ended}
     expected = _live_attempts_on(draft, known) if known is not None else ()
     kill = tuple(sorted(name for name in held if name not in expected))
+    keep = tuple(sorted(name for name in held if name not in kill))
+    draft.command(AnswerRegistration(node_id=node_id, keep=keep, kill=kill))
     _put_registered(draft, known, event.info, kill)
     for item in event.ended:
         end_on_node(draft, AttemptEnded(node_id=node_id, attempt_id=item.attempt_id, end=item.end))
     for name in expected:
         if name not in ended:
             _reconcile_attempt(draft, name, node_id, started=held.get(name))
-    keep = tuple(sorted(name for name in held if name not in kill))
-    draft.command(AnswerRegistration(node_id=node_id, keep=keep, kill=kill))
     _repeat_stops(draft, keep, node_id)
     settle_node(draft, node_id)
     retry_targets(draft, node_id)

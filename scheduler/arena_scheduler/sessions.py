@@ -22,6 +22,7 @@ class Session:
         peer: Address the agent called from.
         heard_s: When its last message came, in seconds of the awake clock.
         outgoing: Messages to be written; None ends the stream.
+        is_answered: Whether the verdict on its registration is queued; it is the first message.
         closed_why: Why the session was closed from this side.
     """
 
@@ -31,6 +32,7 @@ class Session:
     heard_s: float
     outgoing: asyncio.Queue[pb.OpenSessionResponse | None] = field(default_factory=asyncio.Queue)
     heard: asyncio.Event = field(default_factory=asyncio.Event)
+    is_answered: bool = False
     closed_why: str | None = None
 
     def close(self, why: str) -> None:
@@ -109,10 +111,20 @@ class Sessions:
         session.close("the stream is down")
         return True
 
-    def send(self, node_id: NodeId, message: pb.OpenSessionResponse) -> bool:
-        """Queue a message; one to an absent node is dropped (False)."""
+    def answer(self, node_id: NodeId, message: pb.OpenSessionResponse) -> bool:
+        """Queue the verdict on a node's registration, and whatever is sent after it."""
         session = self._sessions.get(node_id)
-        if session is None or session.closed_why is not None:
+        if session is not None:
+            session.is_answered = True
+        return self.send(node_id, message)
+
+    def send(self, node_id: NodeId, message: pb.OpenSessionResponse) -> bool:
+        """Queue a message; one to a node that is absent or whose registration is not yet answered is dropped (False).
+
+        Nothing is lost by it: the registration itself asks anew for all that a node is to do.
+        """
+        session = self._sessions.get(node_id)
+        if session is None or session.closed_why is not None or not session.is_answered:
             return False
         if session.outgoing.qsize() >= MESSAGES_QUEUED_MAX:
             session.close("it does not read what it is sent")

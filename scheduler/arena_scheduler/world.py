@@ -67,7 +67,7 @@ class LiveWorld:
                 verdict = codec.verdict_to_proto(
                     command, heartbeat_interval_s=self._heartbeat_interval_s, node_grace_s=self._node_grace_s
                 )
-                self._sessions.send(command.node_id, pb.OpenSessionResponse(verdict=verdict))
+                self._sessions.answer(command.node_id, pb.OpenSessionResponse(verdict=verdict))
 
     async def _build(self, command: BuildGrid) -> None:
         try:

@@ -15,11 +15,12 @@ from arena.rpc.v1 import agent_service_pb2_grpc
 
 
 class AgentSession:
-    """One open stream; what the scheduler sends is kept in ``received``."""
+    """One open stream; what the scheduler sends is kept in ``received`` until it is asked for, its kind in ``kinds``."""
 
     def __init__(self, address: str, info: NodeInfo, *, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self.info = info
         self.received: list[pb.OpenSessionResponse] = []
+        self.kinds: list[str | None] = []
         self.failure: grpc.aio.AioRpcError | None = None
         self._channel = grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
         stub = agent_service_pb2_grpc.AgentServiceStub(self._channel)
@@ -70,6 +71,7 @@ class AgentSession:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 async with self._arrived:
                     self.received.append(message)
+                    self.kinds.append(message.WhichOneof("message"))
                     self._arrived.notify_all()
         except grpc.aio.AioRpcError as failure:
             self.failure = failure

@@ -21,7 +21,9 @@ from arena.rpc.v1 import agent_service_pb2 as pb
 from arena.rpc.v1 import common_pb2
 from arena.rpc.version import PROTOCOL_VERSION
 from arena_scheduler.app import engine_config
+from arena_scheduler.clock import AwakeClock
 from arena_scheduler.reading import HistoryQuery
+from arena_scheduler.sessions import Sessions
 from arena_scheduler.store.writes import SqliteStore
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.agent_session import AgentSession
@@ -100,6 +102,17 @@ async def test_an_end_that_is_repeated_is_acknowledged_again(tmp_path: Path) -> 
         ended = (EndedAttempt(attempt_id=AttemptId("gone-1.1"), end=end),)
         agent = await cluster.agent(node_info("n1"), ended=ended)
         assert (await agent.next_of("acknowledge_end")).attempt_id == "gone-1.1"
+        assert agent.kinds == ["verdict", "acknowledge_end"]
+
+
+async def test_a_session_carries_nothing_before_the_verdict() -> None:
+    sessions = Sessions(AwakeClock(), silence_s_max=1.0)
+    session = await sessions.open(node_info("n1").node_id, "n1-1", "here")
+    assert not sessions.send(session.node_id, pb.OpenSessionResponse(stop_attempt=pb.StopAttempt(attempt_id="a.1")))
+    assert sessions.answer(session.node_id, pb.OpenSessionResponse(verdict=pb.Verdict()))
+    assert sessions.send(session.node_id, pb.OpenSessionResponse(stop_attempt=pb.StopAttempt(attempt_id="a.1")))
+    queued = [session.outgoing.get_nowait(), session.outgoing.get_nowait()]
+    assert [message.WhichOneof("message") for message in queued if message] == ["verdict", "stop_attempt"]
 
 
 async def test_a_second_agent_of_a_live_node_is_refused_with_the_firsts_address(tmp_path: Path) -> None:

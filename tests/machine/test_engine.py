@@ -8,6 +8,7 @@ from arena.domain.commands import AnswerRegistration, BuildGrid, LaunchAttempt, 
 from arena.domain.events import (
     AttemptEnded,
     AttemptStarted,
+    EndedAttempt,
     Event,
     GridBuilt,
     HeldAttempt,
@@ -166,6 +167,31 @@ def test_a_lost_launch_is_sent_again_when_the_node_registers() -> None:
     launch = grid_and_launch(engine, step.commands, now_s)
     step = engine.handle(NodeRegistered(info=node_info("n1", incarnation="n1-2")), now_s + 1)
     assert launch in step.commands
+
+
+@pytest.mark.parametrize("situation", ["launch lost", "end not acknowledged", "freed for the next", "stop not heard"])
+def test_the_verdict_is_the_first_word_to_a_node_that_registers(situation: str) -> None:
+    """An agent listens to nothing before it, and registers anew: any other order would go on for ever."""
+    engine = Engine(make_policy("fcfs"), EngineConfig(shape_settle_s=0.0))
+    engine.handle(NodeRegistered(info=node_info("n1")), 0.0)
+    name = grid_and_launch(engine, engine.handle(submit("a"), 0.0).commands, 0.0).launch.attempt_id
+    held: tuple[HeldAttempt, ...] = ()
+    ended: tuple[EndedAttempt, ...] = ()
+    if situation == "freed for the next":
+        build = next(c for c in engine.handle(submit("b"), 0.5).commands if isinstance(c, BuildGrid))
+        grid = PowerLawGrids().grid(build.spec, build.shape)
+        engine.handle(GridBuilt(job_id=build.job_id, shape=build.shape, grid=grid), 0.5)
+    if situation == "stop not heard":
+        engine.handle(AttemptStarted(node_id=NodeId("n1"), attempt_id=name), 0.6)
+        engine.handle(JobWishChanged(job_id=JobId("a"), wish="cancel", by="ann"), 0.7)
+        held = (HeldAttempt(attempt_id=name, started=True),)
+    elif situation != "launch lost":
+        end = NodeEnd(node_id=NodeId("n1"), kind=EndKind.FINISHED)
+        ended = (EndedAttempt(attempt_id=name, end=end),)
+    step = engine.handle(NodeRegistered(info=node_info("n1", incarnation="n1-2"), held=held, ended=ended), 1.0)
+    told = [command for command in step.commands if not isinstance(command, BuildGrid)]
+    assert isinstance(told[0], AnswerRegistration)
+    assert len(told) > 1
 
 
 def grid_and_launch(engine: Engine, commands: tuple[object, ...], now_s: float) -> LaunchAttempt:
