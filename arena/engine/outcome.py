@@ -9,7 +9,11 @@ from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, J
 from arena.engine.draft import Draft
 
 NODE_LOSSES_MIN = 3
-"""A lost node is not the job's fault: at least so many restarts are granted after one, whatever the job's budget."""
+"""A lost node is not a job's fault: a training job is granted at least so many restarts after one, whatever its budget.
+
+A command is not: its ranks may live on behind a cut network, and nothing fences what a foreign program writes, so only
+its user may say (``retry.restarts_max``) that it can be repeated.
+"""
 
 _HOPELESS = frozenset({"config", "data"})
 """Worker errors that a repetition cannot mend."""
@@ -111,7 +115,7 @@ def _after_launch_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord) 
 def _after_crash(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
     count = job.restarts_since_progress + 1
     limit = job.spec.restarts_max
-    if outcome is EndKind.LOST:
+    if outcome is EndKind.LOST and job.spec.train is not None:
         limit = max(limit, NODE_LOSSES_MIN)
     if count > limit:
         suffix = f" (restarted {limit} of {limit} times without progress)" if limit else ""

@@ -39,7 +39,7 @@ class Submission:
         self._inbox = inbox
         self._grids = grids
         self._view = view
-        self._under_way: dict[str, asyncio.Future[JobId]] = {}
+        self._under_way: dict[tuple[str, str], asyncio.Future[JobId]] = {}
         self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
 
@@ -54,11 +54,12 @@ class Submission:
         if not request_id:
             raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
         user = _user_of(spec, caller)
-        under_way = self._under_way.get(request_id)
+        key = (user, request_id)
+        under_way = self._under_way.get(key)
         if under_way is not None:
             return Submitted(job_id=await asyncio.shield(under_way), is_new=False)
         answer: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
-        self._under_way[request_id] = answer
+        self._under_way[key] = answer
         try:
             submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
         except BaseException as error:
@@ -69,7 +70,7 @@ class Submission:
             answer.set_result(submitted.job_id)
             return submitted
         finally:
-            del self._under_way[request_id]
+            del self._under_way[key]
 
     async def _submit(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
         recent = self._recent.get(request_id)

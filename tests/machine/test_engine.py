@@ -469,3 +469,15 @@ def test_a_job_that_has_ended_gives_no_stale_reason() -> None:
     sim.at(1.0, submit("a"))
     sim.run()
     assert sim.ended[JobId("a")].reasons == ()
+
+
+@pytest.mark.parametrize(("restarts_max", "state"), [(None, JobState.FAILED), (1, JobState.SUCCEEDED)])
+def test_a_command_on_a_lost_node_is_repeated_only_if_its_user_allows_it(
+    restarts_max: int | None, state: JobState
+) -> None:
+    sim = with_nodes(simulation("fcfs"), "n1", "n2")
+    limits = {"retry": {"restarts_max": restarts_max}, "stop": {"steps": 100}}
+    sim.at(1.0, submit("a", command_spec("a", count=2, **limits)))
+    sim.at(20.0, NodeDisconnected(node_id=NodeId("n1"), incarnation="n1-1", why="cable"))
+    sim.run()
+    assert sim.ended[JobId("a")].state is state
