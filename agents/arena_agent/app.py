@@ -88,6 +88,11 @@ def run_agent(config: AgentConfig) -> int:
     # Processes are started by exec or by the launcher, never forked from here.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     files = _state_files(config)
+    if os.geteuid() == 0 and config.token is None:
+        _log.warning(
+            "this agent is root and has no token: the scheduler's users are whoever they say, and all their jobs run as "
+            "root. Give it a token, or run it under another account"
+        )
     with directory_lock(files.lock):
         return asyncio.run(_run(config, files))
 
