@@ -90,8 +90,8 @@ def run_agent(config: AgentConfig) -> int:
     files = _state_files(config)
     if os.geteuid() == 0 and config.token is None:
         _log.warning(
-            "this agent is root and has no token: the scheduler's users are whoever they say, and all their jobs run as "
-            "root. Give it a token, or run it under another account"
+            "this agent is root and has no token: users are whoever they say, and all jobs run as root. "
+            "Give it a token, or run it under another account"
         )
     with directory_lock(files.lock):
         return asyncio.run(_run(config, files))
