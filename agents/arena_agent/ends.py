@@ -20,6 +20,7 @@ class EndEvidence:
         reports: What the workers said.
         is_command: A user's program, whose exit code alone tells whether it finished.
         has_rank_zero: Whether rank 0, which reports for all, ran here.
+        was_given_up: Whether an agent gave the attempt up before its supervisor came, so that nothing of it ever ran.
         supervisor_log: What the supervisor itself printed: nothing, unless it failed.
         stop_mode: How the agent was asked to stop it, None if it was not.
         log_tails: Last output by rank.
@@ -32,6 +33,7 @@ class EndEvidence:
     is_command: bool
     has_rank_zero: bool
     stop_mode: str | None
+    was_given_up: bool = False
     supervisor_log: str = ""
     log_tails: Mapping[int, str] = field(default_factory=dict)
     dirty: Mapping[DeviceId, str] = field(default_factory=dict)
@@ -45,7 +47,9 @@ def node_end(evidence: EndEvidence) -> NodeEnd:
     if record is None:
         return _end_without_word(evidence)
     if record.launch_error is not None:
-        return _end(evidence, EndKind.LAUNCH_FAILED, message=record.launch_error)
+        # A program that cannot be started is its job's fault, an interpreter of ours that cannot be is the node's.
+        code = "config" if evidence.is_command else ""
+        return _end(evidence, EndKind.LAUNCH_FAILED, code=code, message=record.launch_error)
     if record.stop_mode is not None:
         return _stopped_end(evidence, record)
     failed = failed_rank(record)
@@ -107,6 +111,8 @@ def _failed_end(evidence: EndEvidence, record: ExitRecord, rank: int) -> NodeEnd
 def _end_without_word(evidence: EndEvidence) -> NodeEnd:
     if evidence.stop_mode is not None:
         return _end(evidence, EndKind.KILLED, message="killed on request")
+    if evidence.was_given_up:  # a launch that may be repeated, also of a program that may not run twice
+        return _end(evidence, EndKind.LAUNCH_FAILED, message="the agent was restarted before the processes came up")
     tail = evidence.log_tails[min(evidence.log_tails)] if evidence.log_tails else ""
     message = "the processes are gone and nobody saw them exit"
     return _end(evidence, EndKind.FAILED, message=message, tail=evidence.supervisor_log or tail)

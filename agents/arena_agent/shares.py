@@ -26,6 +26,8 @@ from arena_agent.shim.order import ExitRecord
 
 _STARTED_POLL_S = 0.02
 _LOG_TAIL_BYTES = 4096
+_NOBODY = 0
+"""Pid in the claim of an attempt that was given up."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class ShareKeeper:
         """
         files = self._files.attempt(attempt_id)
         files.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if create_durably(files.claim, json.dumps({"pid": 0, "start_ticks": 0})):
+        if create_durably(files.claim, json.dumps({"pid": _NOBODY, "start_ticks": 0})):
             return None
         claim = read_json(files.claim) or {}
         if not claim.get("pid") or claim.get("boot_id") != boot_id():
@@ -108,7 +110,7 @@ class ShareKeeper:
         marks = self._marks(share)
         files = self._files.attempt(share.attempt_id)
         found = await kill_until_gone(lambda: members(marks))
-        leftovers = tuple(sorted({*found, *_given_up(files)}))
+        leftovers = tuple(sorted({*found, *_undying(files)}))
         gone_boot_s = boot_s()
         _reap(share.supervisor)
         dirty = _dirty(share, leftovers)
@@ -134,12 +136,17 @@ class ShareKeeper:
             is_command=launch is not None and launch.spec.command is not None,
             has_rank_zero=launch is None or 0 in launch.node_ranks,
             stop_mode=share.stop_mode,
+            was_given_up=_was_given_up(files),
             log_tails={rank: read_tail(files.directory, rank, _LOG_TAIL_BYTES) for rank in log_ranks(files.directory)},
             dirty=dirty,
         )
 
 
-def _given_up(files: AttemptFiles) -> tuple[ProcessIdentity, ...]:
+def _was_given_up(files: AttemptFiles) -> bool:
+    return (read_json(files.claim) or {}).get("pid") == _NOBODY
+
+
+def _undying(files: AttemptFiles) -> tuple[ProcessIdentity, ...]:
     """Return the processes that the supervisor could not kill and that are still there."""
     record = _exit_record(files)
     entries = (process_entry(pid) for pid in (record.leftover_pids if record else ()))

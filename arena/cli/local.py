@@ -14,7 +14,6 @@ from pathlib import Path
 
 from arena.cli.settings import user_name
 from arena.client import ArenaClient, ClientSettings
-from arena.domain.cluster import NodeState
 from arena.domain.records import JobState, Wish
 from arena.errors import ArenaError, InternalError, UnavailableError, UserError
 
@@ -112,7 +111,7 @@ class LocalCluster:
         for index in range(plan.agents):
             self._spawn(f"node-{index + 1}", plan.agent_argv(index, self.address))
         with self.client() as client:
-            self._wait_for(lambda: _ready_count(client) >= plan.agents, "the agents to register", stopping)
+            self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
             _release_held(client, plan)
 
     def client(self) -> ArenaClient:
@@ -173,8 +172,9 @@ def death(child: Service) -> InternalError:
     )
 
 
-def _ready_count(client: ArenaClient) -> int:
-    return client.status(job_count_max=1).node_count_by_state.get(NodeState.READY, 0)
+def _connected_count(client: ArenaClient) -> int:
+    """Count the nodes whose agents are here, whatever state they were left in (drained, quarantined)."""
+    return sum(node.connected for node in client.nodes())
 
 
 def _hold_all(client: ArenaClient, plan: UpPlan) -> None:

@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "release": ("control", "release", "Let a held job run."),
     "nodes": ("nodes", "nodes", "List nodes and their devices."),
     "drain": ("nodes", "drain", "Take a node out of use."),
-    "undrain": ("nodes", "undrain", "Take a drained node back into use."),
+    "undrain": ("nodes", "undrain", "Take a drained or quarantined node back into use."),
     "version": ("version", "version", "Versions of this program and of the scheduler."),
 }
 

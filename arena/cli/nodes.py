@@ -69,17 +69,17 @@ def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
 
 @command(short_help="Take a node out of use.")
 @click.argument("node_id", metavar="NODE")
-@click.option("--why", required=True, help="Shown to everybody whose job moves.")
+@click.option("--why", required=True, help="Shown with the node.")
 def drain(app: App, node_id: str, why: str) -> None:
-    """Take a node out of use: its jobs move away, nothing new starts there."""
+    """Take a node out of use: nothing new starts there; what runs there runs to its end."""
     with app.client() as client:
         _tell(app, client.drain(node_id, why=why))
 
 
-@command(short_help="Take a drained node back into use.")
+@command(short_help="Take a drained or quarantined node back into use.")
 @click.argument("node_id", metavar="NODE")
 def undrain(app: App, node_id: str) -> None:
-    """Take a drained node back into use."""
+    """Take a drained or quarantined node back into use."""
     with app.client() as client:
         _tell(app, client.undrain(node_id))
 

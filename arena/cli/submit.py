@@ -35,12 +35,12 @@ _STDIN = "-"
 @click.option("--request-id", help="Submitting again with the same id gives the same job.")
 @click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit 1 unless it succeeds.")
 def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int | None:
-    r"""Submit a job: a YAML file (- for standard input), or a command with --gpus.
+    """Submit a job: a YAML file (- for standard input), or a command with --gpus.
 
     \b
     arena submit job.yaml --set stop.steps=100 --wait
     arena submit --gpus 2 -- python train.py --lr 3e-4
-    """
+    """  # noqa: D301 - click wants the backspace itself
     spec = _spec(words, options)
     with app.client() as client:
         answer = client.submit(spec, allow_infeasible=options["allow_infeasible"], request_id=options["request_id"])

@@ -60,7 +60,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "checkpoint place {place} is not seen by node {node}, so the job cannot move there"
     ),
     ReasonCode.STARTED: "started on {group}",
-    ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPUs, {speedup:.2f}x faster",
+    ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPUs, {speedup:.2f}x faster by its grid",
     ReasonCode.SHRANK: "shrank from {before:.0f} to {after:.0f} GPUs to make room for {job}",
     ReasonCode.MOVED: "moved to {group}",
     ReasonCode.PREEMPTED: "preempted by job {job}",

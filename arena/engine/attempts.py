@@ -27,6 +27,9 @@ from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.outcome import conclude_job, drop_target
 
+NOT_THE_NODES_FAULT = frozenset({"port", "config"})
+"""Launch failures that say nothing about the node: a port taken, a job that can never be started."""
+
 PORT_STRIDE_AFTER_CONFLICT = 61
 """Ports skipped after one was taken: a foreign program that holds one often holds its neighbours."""
 
@@ -241,7 +244,7 @@ def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:
     draft.put_attempt(attempt)
     _mark_dirty(draft, end)
     draft.release(attempt, end.node_id)
-    if end.kind is EndKind.LAUNCH_FAILED and end.error_code != "port":
+    if end.kind is EndKind.LAUNCH_FAILED and end.error_code not in NOT_THE_NODES_FAULT:
         _count_launch_failure(draft, end)
     settle_node(draft, end.node_id)
     if len(attempt.ends) < len(attempt.allocation.shares):

@@ -84,10 +84,10 @@ def _after_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome
         if job.port_failure_count % draft.config.port_failures_max:
             _retry(draft, job, attempt, wait_s=0.0, number=job.port_failure_count, limit=draft.config.port_failures_max)
             return
-    if outcome is EndKind.LAUNCH_FAILED:
-        _after_launch_failure(draft, job, attempt)
-    elif code in _HOPELESS:
+    if code in _HOPELESS:
         _end(draft, job, JobState.FAILED, error=attempt.error)
+    elif outcome is EndKind.LAUNCH_FAILED:
+        _after_launch_failure(draft, job, attempt)
     elif code == "checkpoint":
         _hold_for_its_user(draft, job, attempt)
     else:

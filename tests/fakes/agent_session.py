@@ -15,7 +15,7 @@ from arena.rpc.v1 import agent_service_pb2_grpc
 
 
 class AgentSession:
-    """One open stream; what the scheduler sends is kept in ``received`` until it is asked for, its kind in ``kinds``."""
+    """One open stream; what the scheduler sends waits in ``received`` to be asked for, its kind stays in ``kinds``."""
 
     def __init__(self, address: str, info: NodeInfo, *, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self.info = info

@@ -481,3 +481,16 @@ def test_a_command_on_a_lost_node_is_repeated_only_if_its_user_allows_it(
     sim.at(20.0, NodeDisconnected(node_id=NodeId("n1"), incarnation="n1-1", why="cable"))
     sim.run()
     assert sim.ended[JobId("a")].state is state
+
+
+def test_a_program_that_cannot_be_started_fails_its_job_at_once_and_not_the_node() -> None:
+    sim = with_nodes(simulation("fcfs"), "n1")
+    sim.at(1.0, submit("a", command_spec("a", count=1)))
+    job = next_attempt(sim, "a")
+    sim.world.lose_node(NodeId("n1"))
+    assert job.attempt_id is not None
+    message = "No such file or directory: 'pyhton'"
+    end = NodeEnd(node_id=NodeId("n1"), kind=EndKind.LAUNCH_FAILED, error_code="config", message=message)
+    sim.handle(AttemptEnded(node_id=NodeId("n1"), attempt_id=job.attempt_id, end=end))
+    assert (sim.ended[JobId("a")].state, sim.ended[JobId("a")].error) == (JobState.FAILED, message)
+    assert sim.engine.state.nodes[NodeId("n1")].launch_failure_count == 0

@@ -42,6 +42,8 @@ def end(record: dict[str, Any] | None, *reports: Any, **evidence: Any) -> Any:
         ({"launch_error": "No such file"}, [], {}, EndKind.LAUNCH_FAILED),
         (None, [], {}, EndKind.FAILED),
         (None, [], {"stop_mode": "kill"}, EndKind.KILLED),
+        (None, [], {"was_given_up": True}, EndKind.LAUNCH_FAILED),
+        (None, [], {"was_given_up": True, "stop_mode": "kill"}, EndKind.KILLED),
     ],
 )
 def test_kinds(record, reports, evidence, kind):

@@ -79,7 +79,7 @@ def test_it_grows_again_when_devices_are_free():
     held = holding_of(GRID, allocation_on(("n1", [0, 1])))
     decision = decide(snapshot_of(TWO_NODES, {"a": (train_spec("a"), GRID)}, running={"a": held}))
     assert counts(decision) == {"a": 4}
-    assert str(decision.reasons["a"][0]) == "grew from 2 to 4 GPUs, 1.74x faster"
+    assert str(decision.reasons["a"][0]) == "grew from 2 to 4 GPUs, 1.74x faster by its grid"
     assert held.allocation.device_ids < chosen(decision, "a").allocation.device_ids
 
 
