@@ -86,15 +86,35 @@ class LinkOwner(Protocol):
         """Return when there may be news, or after the limit."""
 
 
-class _OpenSession:
-    """One life of the stream."""
+class OpenSession:
+    """One life of the stream.
+
+    Args:
+        call: The stream.
+    """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._turn = asyncio.Lock()
+        self._writes: set[asyncio.Task[None]] = set()
 
     async def send(self, message: pb.OpenSessionRequest) -> None:
-        """Send a message; writers take turns."""
+        """Send a message; a sender that is cancelled meanwhile leaves it to be sent.
+
+        gRPC ends the whole stream when a write to it is cancelled: a reader of a log who goes away must not do that.
+        """
+        write = asyncio.create_task(self._write(message))
+        self._writes.add(write)
+        write.add_done_callback(self._forget)
+        await asyncio.shield(write)
+
+    def _forget(self, write: asyncio.Task[None]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled():
+            write.exception()  # seen, even if the sender is gone
+
+    async def _write(self, message: pb.OpenSessionRequest) -> None:
+        """Write a message; writers take turns."""
         async with self._turn:
             try:
                 await self._call.write(message)
@@ -159,7 +179,7 @@ class Link:
         token = self._config.token
         metadata = (("authorization", f"Bearer {token}"),) if token else ()
         call: Call = AgentServiceStub(channel).OpenSession(metadata=metadata)  # type: ignore[no-untyped-call]
-        session = _OpenSession(call)
+        session = OpenSession(call)
         try:
             register = register_to_proto(self._owner.registration(), agent_now_s=wall_s())
             await session.send(pb.OpenSessionRequest(register=register))
@@ -171,7 +191,7 @@ class Link:
         finally:
             call.cancel()
 
-    async def _talk(self, call: Call, session: _OpenSession, heartbeat_interval_s: float) -> None:
+    async def _talk(self, call: Call, session: OpenSession, heartbeat_interval_s: float) -> None:
         """Read, tell news and send heartbeats until one of them fails."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -184,12 +204,12 @@ class Link:
                 first = first.exceptions[0]
             raise first from None
 
-    async def _read(self, call: Call, session: _OpenSession) -> None:
+    async def _read(self, call: Call, session: OpenSession) -> None:
         while isinstance(message := await call.read(), pb.OpenSessionResponse):
             self._owner.take_message(message, session)
         raise await _end_of(call)
 
-    async def _tell_news(self, session: _OpenSession) -> None:
+    async def _tell_news(self, session: OpenSession) -> None:
         while True:
             for item in self._owner.news():
                 await session.send(_news_to_proto(item))
@@ -216,7 +236,7 @@ async def _end_of(call: Call) -> Exception:
     return grpc.aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata(), details=details)
 
 
-async def _beat(session: _OpenSession, interval_s: float) -> None:
+async def _beat(session: OpenSession, interval_s: float) -> None:
     sequence = 0
     while True:
         await asyncio.sleep(interval_s)
