@@ -224,16 +224,23 @@ class ProcessCluster:
 
     # Commands
 
-    def arena(self, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def arena(self, *words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run the real command line against this cluster."""
         return subprocess.run(
             [str(ARENA), *map(str, words)],
+            cwd=cwd,
             env={**self.environment, "ARENA_SCHEDULER": self.address, **environment},
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
             check=False,
         )
+
+    def arena_json(self, *words: object, cwd: Path | None = None, **environment: str) -> Any:
+        """Run a command that must succeed and return the JSON it prints."""
+        done = self.arena("--json", *words, cwd=cwd, **environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     def submit(self, spec: JobSpec) -> str:
         return self.client.submit(spec).job_id
@@ -303,7 +310,11 @@ class ProcessCluster:
         return [report for node in self.nodes.values() for report in node.reports(attempt_id) if report["kind"] == kind]
 
     def has_saved(self, attempt_id: str, step: int) -> bool:
-        return any(report["step"] >= step for report in self.reports(attempt_id, "checkpoint_saved"))
+        return self.saved_step(attempt_id) >= step
+
+    def saved_step(self, attempt_id: str) -> int:
+        """Step of the attempt's last own checkpoint."""
+        return max((report["step"] for report in self.reports(attempt_id, "checkpoint_saved")), default=0)
 
     def gpu_counts(self) -> GpuCounts:
         (counts,) = self.client.status().gpus
