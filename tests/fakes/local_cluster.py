@@ -249,7 +249,7 @@ class ProcessCluster:
         """Submit a job that cannot start training before its gate opens."""
         with self.drained():
             job_id = self.submit(spec)
-            gate = Gate(self.directory / "checkpoints" / job_id)
+            gate = Gate(Path(spec.checkpoint.dir or self.directory / "checkpoints") / job_id)
             gate.shut()
             self.gates.append(gate)
         return job_id, gate

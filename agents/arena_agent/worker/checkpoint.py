@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from arena.units import format_bytes
 from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.fence import Fence, FencedError
 from arena_agent.worker.manifest import (
@@ -118,7 +119,16 @@ class CheckpointStore:
         except (OSError, CheckpointException, CheckpointError) as error:
             if self.ranks.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise CheckpointError(f"checkpoint {step_name(manifest.step)} failed", why=_cause(error)) from error
+            why = f"{_cause(error)} ({self._room()})"
+            raise CheckpointError(f"checkpoint {step_name(manifest.step)} failed", why=why) from error
+
+    def _room(self) -> str:
+        """Say how full the place is: what torch says of a write that failed for it names neither disk nor space."""
+        try:
+            free_bytes = shutil.disk_usage(self.root).free
+        except OSError as error:
+            return f"{self.root}: {error.strerror}"
+        return f"{format_bytes(free_bytes)} free in {self.root}"
 
     def _open(self) -> Selection:
         self.root.mkdir(parents=True, exist_ok=True)
