@@ -246,12 +246,14 @@ class ProcessCluster:
         return self.client.submit(spec).job_id
 
     def submit_gated(self, spec: JobSpec) -> tuple[str, Gate]:
-        """Submit a job that cannot start training before its gate opens."""
+        """Submit a job that is placed once all nodes are free, and cannot start training before its gate opens."""
         with self.drained():
             job_id = self.submit(spec)
+            self.client.hold(job_id)
             gate = Gate(Path(spec.checkpoint.dir or self.directory / "checkpoints") / job_id)
             gate.shut()
             self.gates.append(gate)
+        self.client.release(job_id)
         return job_id, gate
 
     @contextmanager
@@ -308,9 +310,6 @@ class ProcessCluster:
     def reports(self, attempt_id: str, kind: str) -> list[dict[str, Any]]:
         """What the attempt's ranks reported, from their files."""
         return [report for node in self.nodes.values() for report in node.reports(attempt_id) if report["kind"] == kind]
-
-    def has_saved(self, attempt_id: str, step: int) -> bool:
-        return self.saved_step(attempt_id) >= step
 
     def saved_step(self, attempt_id: str) -> int:
         """Step of the attempt's last own checkpoint."""
