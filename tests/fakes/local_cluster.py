@@ -161,15 +161,10 @@ class Gate:
             self._lock = None
 
     def let_pass_until(self, condition: Callable[[], Any], what: str) -> None:
-        """Open the gate for moments only, until something has happened; it is shut then."""
-
-        def happened() -> Any:
-            self.open()
-            time.sleep(_POLL_S)
-            self.shut()
-            return condition()
-
-        wait_until(happened, what)
+        """Open the gate until something has happened; it is shut again long before the ranks' next save."""
+        self.open()
+        wait_until(condition, what)
+        self.shut()
 
 
 @dataclass(slots=True)
@@ -253,6 +248,9 @@ class ProcessCluster:
             gate = Gate(Path(spec.checkpoint.dir or self.directory / "checkpoints") / job_id)
             gate.shut()
             self.gates.append(gate)
+        # With its grid made for all nodes: one that has just registered counts half a second later.
+        counts = (spec.gpus.count_max or spec.gpus.count_min) - spec.gpus.count_min + 1
+        self.wait_entry(job_id, EntryKind.GRID_BUILT, cell_count=counts)
         self.client.release(job_id)
         return job_id, gate
 
