@@ -249,8 +249,9 @@ class ProcessCluster:
             gate.shut()
             self.gates.append(gate)
         # With its grid made for all nodes: one that has just registered counts half a second later.
-        counts = (spec.gpus.count_max or spec.gpus.count_min) - spec.gpus.count_min + 1
-        self.wait_entry(job_id, EntryKind.GRID_BUILT, cell_count=counts)
+        if spec.gpus.count_max is not None:
+            counts = spec.gpus.count_max - spec.gpus.count_min + 1
+            self.wait_entry(job_id, EntryKind.GRID_BUILT, cell_count=counts)
         self.client.release(job_id)
         return job_id, gate
 
