@@ -151,7 +151,7 @@ async def test_a_lost_stream_is_not_a_lost_node_until_the_grace_is_over(tmp_path
         job_id, launch = await started_job(cluster, client, agent)
         await agent.close()
         node = await eventually(lambda: _disconnected(client), "the node is noticed to be away")
-        assert node.state == node.state
+        assert node.state == common_pb2.NODE_STATE_READY
         held = (HeldAttempt(attempt_id=AttemptId(launch.attempt_id), started=True),)
         again = await cluster.agent(agent.info, held=held)
         assert list((await again.next_of("verdict")).keep_attempt_ids) == [launch.attempt_id]
