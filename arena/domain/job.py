@@ -31,6 +31,7 @@ def _clean_name(name: str) -> str:
 Name = Annotated[str, Field(max_length=NAME_LENGTH_MAX), AfterValidator(_clean_name)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Model(BaseModel):
@@ -52,22 +53,52 @@ class ModelFamily(StrEnum):
 
     GPT = "gpt"
     LLAMA = "llama"
+    BERT = "bert"
+    MOE = "moe"
+    VIT = "vit"
+    WIDE_RESNET = "wide_resnet"
+
+
+IMAGE_FAMILIES = frozenset({ModelFamily.VIT, ModelFamily.WIDE_RESNET})
+"""Families that classify images; the others model tokens."""
+SWIGLU_FAMILIES = frozenset({ModelFamily.LLAMA, ModelFamily.MOE})
+"""Families built like Llama: RMSNorm, rotary embedding, SwiGLU, no biases."""
+
+_FAMILY_FIELDS = {
+    ModelFamily.MOE: ("expert_count",),
+    ModelFamily.VIT: ("image_size", "patch_size", "class_count"),
+    ModelFamily.WIDE_RESNET: ("image_size", "class_count", "group_depths"),
+}
 
 
 class ModelSpec(Model):
-    """Shape of a transformer.
+    """Shape of a model.
 
     Attributes:
-        ffn_hidden: Width of the feed-forward layer; by default 4 * hidden (GPT) or the SwiGLU width of Llama,
-            8/3 * hidden rounded up to a multiple of 32.
+        layers: Transformer layers; residual blocks of a Wide-ResNet.
+        hidden: Width of the residual stream; of a Wide-ResNet, channels of its first group (each next has twice).
+        heads: Attention heads; a Wide-ResNet has none.
+        ffn_hidden: Width of the feed-forward layer (of each expert); by default 4 * hidden, or the SwiGLU width of
+            Llama, 8/3 * hidden rounded up to a multiple of 32.
         kv_heads: Key/value heads (grouped-query attention); by default ``heads``.
-        rope_theta: Base of the rotary embedding (Llama only).
+        rope_theta: Base of the rotary embedding (Llama and MoE).
+        dropout: Share of the embeddings and of each sublayer's output that is dropped.
+        attention_dropout: Share of the attention weights that is dropped.
+        expert_count: Experts of each layer (MoE).
+        experts_per_token: Experts that a token is sent to (MoE).
+        balance_loss_weight: Weight of the load-balancing loss (MoE).
+        image_size: Height and width of the images, in pixels.
+        patch_size: Height and width of a patch (ViT).
+        channels: Colour channels of the images.
+        class_count: Classes of the images.
+        group_depths: Residual blocks of each group (Wide-ResNet); a group halves the image and doubles the channels.
+        norm_groups: Groups of each GroupNorm (Wide-ResNet).
     """
 
     family: ModelFamily
     layers: PositiveInt
     hidden: PositiveInt
-    heads: PositiveInt
+    heads: PositiveInt = 1
     kv_heads: PositiveInt | None = None
     ffn_hidden: PositiveInt | None = None
     vocab_size: PositiveInt = 256
@@ -75,6 +106,27 @@ class ModelSpec(Model):
     tied_embeddings: bool = False
     rope_theta: PositiveFloat = 10_000.0
     norm_eps: PositiveFloat = 1e-5
+    dropout: Share = 0.0
+    attention_dropout: Share = 0.0
+    expert_count: PositiveInt | None = None
+    experts_per_token: PositiveInt = 2
+    balance_loss_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
+    image_size: PositiveInt | None = None
+    patch_size: PositiveInt | None = None
+    channels: PositiveInt = 3
+    class_count: PositiveInt | None = None
+    group_depths: tuple[PositiveInt, ...] = ()
+    norm_groups: PositiveInt = 8
+
+    @model_validator(mode="after")
+    def _has_its_family_fields(self) -> ModelSpec:
+        needed = _FAMILY_FIELDS.get(self.family, ())
+        missing = [name for name in needed if not getattr(self, name)]
+        if self.family is not ModelFamily.WIDE_RESNET and "heads" not in self.model_fields_set:
+            missing.append("heads")
+        if missing:
+            raise ValueError(f"a model of family {self.family} needs {', '.join(missing)}")
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> ModelSpec:
@@ -82,8 +134,23 @@ class ModelSpec(Model):
             raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
         if self.heads % self.kv_head_count:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_head_count})")
-        if self.family is ModelFamily.LLAMA and (self.hidden // self.heads) % 2:
+        if self.family in SWIGLU_FAMILIES and (self.hidden // self.heads) % 2:
             raise ValueError("a rotary embedding needs an even head size (hidden / heads)")
+        if self.expert_count and self.experts_per_token > self.expert_count:
+            raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds expert_count ({self.expert_count})")
+        return self
+
+    @model_validator(mode="after")
+    def _images_fit(self) -> ModelSpec:
+        if self.family is ModelFamily.VIT and (self.image_size or 0) % (self.patch_size or 1):
+            raise ValueError(f"image_size ({self.image_size}) must be a multiple of patch_size ({self.patch_size})")
+        if self.family is ModelFamily.WIDE_RESNET:
+            if sum(self.group_depths) != self.layers:
+                raise ValueError(f"group_depths {self.group_depths} must sum to layers ({self.layers})")
+            if self.hidden % self.norm_groups:
+                raise ValueError(f"hidden ({self.hidden}) must be a multiple of norm_groups ({self.norm_groups})")
+            if (self.image_size or 0) % 2 ** (len(self.group_depths) - 1):
+                raise ValueError(f"image_size ({self.image_size}) is halved {len(self.group_depths) - 1} times")
         return self
 
     @property
@@ -96,23 +163,36 @@ class ModelSpec(Model):
         """Feed-forward width with the family's default filled in."""
         if self.ffn_hidden is not None:
             return self.ffn_hidden
-        if self.family is ModelFamily.LLAMA:
+        if self.family in SWIGLU_FAMILIES:
             return -(-8 * self.hidden // 3 // 32) * 32
         return 4 * self.hidden
+
+    @property
+    def is_image_model(self) -> bool:
+        """Whether samples are images with a class each."""
+        return self.family in IMAGE_FAMILIES
+
+    @property
+    def sequence_length(self) -> int:
+        """Positions of a sample that a layer works on: tokens, patches of a ViT, 1 for a Wide-ResNet."""
+        if self.family is ModelFamily.VIT:
+            return ((self.image_size or 0) // (self.patch_size or 1)) ** 2
+        return 1 if self.family is ModelFamily.WIDE_RESNET else self.seq_len
 
 
 class DataSpec(Model):
     """Where samples come from; their order depends only on the seed and the step.
 
     Attributes:
-        source: ``builtin`` (the English text of the standard library's pydoc_data.topics, byte-level tokens),
-            ``text`` (a UTF-8 file, byte-level tokens) or ``tokens`` (a flat little-endian uint16/uint32 file,
-            memory-mapped).
-        path: The file for ``text`` and ``tokens``.
+        source: ``builtin`` (the English text of the standard library's pydoc_data.topics, byte-level tokens; for image
+            models, drawn shapes), ``text`` (a UTF-8 file, byte-level tokens), ``tokens`` (a flat little-endian
+            uint16/uint32 file, memory-mapped) or ``images`` (a directory with ``images.npy``, uint8
+            ``[n, channels, height, width]``, and ``labels.npy``, integers ``[n]``; memory-mapped).
+        path: The file (the directory for ``images``).
         token_dtype: Element type of a ``tokens`` file.
     """
 
-    source: Literal["builtin", "text", "tokens"] = "builtin"
+    source: Literal["builtin", "text", "tokens", "images"] = "builtin"
     path: str | None = None
     token_dtype: Literal["uint16", "uint32"] = "uint16"  # noqa: S105 - no password
 
@@ -151,11 +231,26 @@ class OptimizerSpec(Model):
     schedule: ScheduleSpec = ScheduleSpec()
 
 
+class EvaluationSpec(Model):
+    """Evaluation during training, on samples that are never trained on.
+
+    Attributes:
+        interval_steps: Steps between evaluations; the last step is evaluated as well.
+        sample_count: Samples evaluated, the same each time.
+        data: Where they come from; by default the last ``sample_count`` samples of the training data, held out.
+    """
+
+    interval_steps: PositiveInt = 100
+    sample_count: PositiveInt = 32
+    data: DataSpec | None = None
+
+
 class TrainSpec(Model):
     """A training job that Arena lays out itself.
 
     Attributes:
-        global_batch: Sequences per optimizer step, over all replicas; invariant under plan changes.
+        global_batch: Samples per optimizer step, over all replicas; invariant under plan changes.
+        evaluation: None trains without evaluating.
     """
 
     model: ModelSpec
@@ -164,11 +259,23 @@ class TrainSpec(Model):
     global_batch: PositiveInt
     optimizer: OptimizerSpec = OptimizerSpec()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    evaluation: EvaluationSpec | None = None
+
+    @model_validator(mode="after")
+    def _data_fits_the_model(self) -> TrainSpec:
+        sources = [
+            self.data.source,
+            *([self.evaluation.data.source] if self.evaluation and self.evaluation.data else []),
+        ]
+        for source in sources:
+            if source != "builtin" and (source == "images") != self.model.is_image_model:
+                raise ValueError(f"a model of family {self.model.family} cannot train on data of source {source!r}")
+        return self
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens consumed by one optimizer step."""
-        return self.global_batch * self.model.seq_len
+        """Tokens (patches of a ViT, images of a Wide-ResNet) consumed by one optimizer step."""
+        return self.global_batch * self.model.sequence_length
 
 
 class CommandSpec(Model):
@@ -261,11 +368,15 @@ class CheckpointSpec(Model):
         dir: A place that every node the job may run on sees; by default the scheduler's checkpoint root.
         interval_steps: Steps between saves; a plan change saves as well.
         keep: Complete checkpoints kept.
+        quota_bytes: Most that the job's checkpoints may take; older ones go first, two complete ones always stay.
+        is_async: Write in the background while training goes on.
     """
 
     dir: str | None = None
     interval_steps: PositiveInt = 100
     keep: Annotated[int, Field(ge=2)] = 2
+    quota_bytes: PositiveInt | None = None
+    is_async: bool = True
 
 
 class RetrySpec(Model):

@@ -1,0 +1,217 @@
+"""What the worker runtime runs: one table of family x layout, each refusal with its reason. Pure: no I/O, no clock.
+
+The planner offers nothing that is refused here and the worker refuses the same at launch; tests train every family
+under every layout that the table allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+
+from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
+from arena.domain.parallel import ParallelPlan, Recompute, Schedule
+
+BYTE_VALUES = 256
+
+
+class Feature(StrEnum):
+    """What a plan or a job can ask of the worker."""
+
+    DATA_PARALLEL = "dp"
+    TENSOR_PARALLEL = "tp"
+    SEQUENCE_PARALLEL = "sp"
+    EXPERT_PARALLEL = "ep"
+    PIPELINE = "pp"
+    GPIPE = "gpipe"
+    INTERLEAVED = "interleaved"
+    ZERO_1 = "zero1"
+    ZERO_2 = "zero2"
+    ZERO_3 = "zero3"
+    RECOMPUTE_SELECTIVE = "recompute=selective"
+    RECOMPUTE_FULL = "recompute=full"
+    UNEVEN_LAYERS = "uneven layers"
+    UNEQUAL_MICRO_BATCHES = "unequal micro-batches"
+    MIXED_DP = "dp by stage"
+    MIXED_TP = "tp by stage or replica"
+    TIED_EMBEDDINGS = "tied embeddings"
+    DROPOUT = "dropout"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+_NO_EXPERTS = "the model has no experts"
+_NO_VOCABULARY = "image models have no vocabulary to tie"
+_ALL_REFUSE = {Feature.FP16: "precision fp16 needs loss scaling, which the worker does not do; use bf16 or fp32"}
+
+REFUSALS: Mapping[ModelFamily, Mapping[Feature, str]] = {
+    ModelFamily.GPT: {**_ALL_REFUSE, Feature.EXPERT_PARALLEL: _NO_EXPERTS},
+    ModelFamily.LLAMA: {**_ALL_REFUSE, Feature.EXPERT_PARALLEL: _NO_EXPERTS},
+    ModelFamily.BERT: {**_ALL_REFUSE, Feature.EXPERT_PARALLEL: _NO_EXPERTS},
+    ModelFamily.MOE: _ALL_REFUSE,
+    ModelFamily.VIT: {
+        **_ALL_REFUSE,
+        Feature.EXPERT_PARALLEL: _NO_EXPERTS,
+        Feature.TIED_EMBEDDINGS: _NO_VOCABULARY,
+    },
+    ModelFamily.WIDE_RESNET: {
+        **_ALL_REFUSE,
+        Feature.EXPERT_PARALLEL: _NO_EXPERTS,
+        Feature.TIED_EMBEDDINGS: _NO_VOCABULARY,
+        Feature.SEQUENCE_PARALLEL: "convolutions have no sequence to shard",
+        Feature.DROPOUT: "the Wide-ResNet is built without dropout",
+    },
+}
+"""The table: what is missing from a family's row it runs."""
+
+
+def features_of(train: TrainSpec, plan: ParallelPlan) -> frozenset[Feature]:
+    """Return what a job under a plan asks of the worker."""
+    return frozenset({*_job_features(train), *_degree_features(plan), *_step_features(plan)})
+
+
+def unsupported(train: TrainSpec, plan: ParallelPlan) -> str | None:
+    """Return why the worker cannot train a model under a plan, None when it can."""
+    return next(refusals(train, plan), None)
+
+
+def refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
+    """Yield everything that keeps the worker from training a model under a plan."""
+    row = REFUSALS[train.model.family]
+    for feature in sorted(features_of(train, plan)):
+        if feature in row:
+            yield row[feature]
+    yield from _data_refusals(train)
+    yield from _shape_refusals(train.model, plan)
+    yield from _combination_refusals(train.model, plan)
+    yield from _batch_refusals(train, plan)
+
+
+def tensor_parallel_dimensions(model: ModelSpec) -> dict[str, int]:
+    """Return the sizes that a tensor-parallel degree must divide, by name, the most telling first."""
+    if model.family is ModelFamily.WIDE_RESNET:
+        return {"norm_groups": model.norm_groups}
+    sizes = {"heads": model.heads, "kv_heads": model.kv_head_count, "ffn_hidden": model.ffn_width}
+    return sizes if model.is_image_model else {**sizes, "vocab_size": model.vocab_size}
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a positive number in rising order."""
+    small = [candidate for candidate in range(1, int(number**0.5) + 1) if number % candidate == 0]
+    return sorted({*small, *(number // candidate for candidate in small)})
+
+
+def format_set(numbers: list[int]) -> str:
+    """Write numbers as people write a set: ``{1, 2, 4}``."""
+    return "{" + ", ".join(map(str, numbers)) + "}"
+
+
+def _job_features(train: TrainSpec) -> Iterator[Feature]:
+    if train.model.tied_embeddings:
+        yield Feature.TIED_EMBEDDINGS
+    if train.model.dropout or train.model.attention_dropout:
+        yield Feature.DROPOUT
+    if train.precision != "fp32":
+        yield Feature(train.precision)
+
+
+def _degree_features(plan: ParallelPlan) -> Iterator[Feature]:
+    replicas = [stage.replicas for stage in plan.stages]
+    if any(len(stage) > 1 for stage in replicas):
+        yield Feature.DATA_PARALLEL
+    if len({len(stage) for stage in replicas}) > 1:
+        yield Feature.MIXED_DP
+    degrees = {replica.tp for stage in replicas for replica in stage}
+    if max(degrees) > 1:
+        yield Feature.TENSOR_PARALLEL
+    if len(degrees) > 1:
+        yield Feature.MIXED_TP
+    if plan.pp > 1:
+        yield Feature.PIPELINE
+    if not plan.is_even:
+        yield Feature.UNEVEN_LAYERS
+    if any(len({replica.micro_batch_count for replica in stage}) > 1 for stage in replicas):
+        yield Feature.UNEQUAL_MICRO_BATCHES
+
+
+def _step_features(plan: ParallelPlan) -> Iterator[Feature]:
+    if plan.sequence_parallel:
+        yield Feature.SEQUENCE_PARALLEL
+    if plan.expert_parallel > 1:
+        yield Feature.EXPERT_PARALLEL
+    if plan.zero:
+        yield Feature(f"zero{plan.zero}")
+    if plan.schedule is not Schedule.ONE_F_ONE_B:
+        yield Feature(plan.schedule.value)
+    if plan.recompute is not Recompute.NONE:
+        yield Feature(f"recompute={plan.recompute.value}")
+
+
+def _data_refusals(train: TrainSpec) -> Iterator[str]:
+    if train.model.is_image_model or train.data.source == "tokens":
+        return
+    needed = BYTE_VALUES + (train.model.family is ModelFamily.BERT)
+    if train.model.vocab_size < needed:
+        mask = " and one for the mask" if needed > BYTE_VALUES else ""
+        yield f"byte-level text{mask} needs model.vocab_size of at least {needed}, it is {train.model.vocab_size}"
+
+
+def _shape_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
+    if plan.layer_count != model.layers:
+        yield f"the plan places {plan.layer_count} layers, the model has {model.layers}"
+    sizes = tensor_parallel_dimensions(model)
+    degrees = sorted({replica.tp for stage in plan.stages for replica in stage.replicas})
+    valid = [tp for tp in divisors(min(sizes.values())) if all(size % tp == 0 for size in sizes.values())]
+    for name, size in sizes.items():
+        for tp in degrees:
+            if size % tp:
+                yield f"tp{tp} does not divide model.{name} = {size}; possible: tp in {format_set(valid)}"
+    if plan.sequence_parallel:
+        for tp in degrees:
+            if model.sequence_length % tp:
+                yield f"sp over tp{tp} does not divide the sequence of {model.sequence_length}"
+
+
+def _combination_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
+    is_alike = len({stage.replicas for stage in plan.stages}) == 1
+    degrees = {replica.tp for stage in plan.stages for replica in stage.replicas}
+    if plan.sequence_parallel and max(degrees) == 1:
+        yield "sequence parallelism shards over tensor parallelism, the plan has tp1"
+    if plan.schedule is Schedule.INTERLEAVED:
+        if plan.pp == 1:
+            yield "the interleaved schedule needs pp of at least 2"
+        if not is_alike:
+            yield "the interleaved schedule needs the same replicas on every stage"
+    if any(stage.layer_count < plan.virtual_stage_count for stage in plan.stages):
+        yield f"a stage with fewer layers than its {plan.virtual_stage_count} virtual stages"
+    yield from _expert_refusals(model, plan)
+
+
+def _expert_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
+    ep = plan.expert_parallel
+    if ep == 1:
+        return
+    if (model.expert_count or ep) % ep:
+        yield f"ep{ep} does not divide model.expert_count = {model.expert_count}"
+    for stage in plan.stages:
+        if len(stage.replicas) % ep:
+            yield f"ep{ep} does not divide dp{len(stage.replicas)}: experts are spread over replicas"
+        if len({replica.tp for replica in stage.replicas}) > 1:
+            yield "expert parallelism needs the same tp on every replica of a stage"
+
+
+def _batch_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
+    totals: set[int] = set()
+    for stage in plan.stages:
+        counts = [replica.micro_batch_count for replica in stage.replicas]
+        given = [count for count in counts if count is not None]
+        if given and len(given) < len(counts):
+            yield "micro-batch counts for some replicas and not for others"
+        elif given and sum(given) * plan.micro_batch_size < train.global_batch:
+            yield f"{sum(given)} micro-batches of {plan.micro_batch_size} do not hold the batch of {train.global_batch}"
+        totals.update({sum(given)} if given else ())
+    if len(totals) > 1:
+        yield f"stages run {' and '.join(map(str, sorted(totals)))} micro-batches; each runs all of them"
+    dp_max = max(len(stage.replicas) for stage in plan.stages)
+    if train.global_batch < dp_max:
+        yield f"dp{dp_max} exceeds the global batch of {train.global_batch}: a replica would have no sample"
