@@ -11,9 +11,9 @@ neighbours in rank, so a placement that keeps ranks in node order never splits t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 
 from arena.errors import SpecError
 
@@ -53,6 +53,8 @@ class Replica:
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise SpecError("tp must be at least 1", why=f"got {self.tp}")
+        if self.micro_batch_count is not None and self.micro_batch_count < 1:
+            raise SpecError("a replica needs at least one micro-batch", why=f"got {self.micro_batch_count}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class ParallelPlan:
             raise SpecError("micro-batch size must be at least 1", why=f"got {self.micro_batch_size}")
         if self.zero not in {0, 1, 2, 3}:
             raise SpecError("zero must be 0, 1, 2 or 3", why=f"got {self.zero}")
+        if self.expert_parallel < 1:
+            raise SpecError("expert-parallel degree must be at least 1", why=f"got {self.expert_parallel}")
         if (self.virtual_stage_count > 1) != (self.schedule is Schedule.INTERLEAVED):
             raise SpecError(
                 "the interleaved schedule and more than one virtual stage go together",
@@ -124,6 +128,7 @@ class ParallelPlan:
         virtual_stage_count: int = 1,
         zero: int = 0,
         recompute: Recompute = Recompute.NONE,
+        expert_parallel: int = 1,
         sequence_parallel: bool = False,
     ) -> ParallelPlan:
         """Return the plan with the same dp and tp on every stage and layers split as evenly as possible.
@@ -147,6 +152,7 @@ class ParallelPlan:
             virtual_stage_count=virtual_stage_count,
             zero=zero,
             recompute=recompute,
+            expert_parallel=expert_parallel,
             sequence_parallel=sequence_parallel,
         )
 
@@ -205,8 +211,9 @@ def even_split(total: int, part_count: int) -> list[int]:
 def format_plan(plan: ParallelPlan) -> str:
     """Return the text form: ``dp4 tp2 pp2 mb1``, with what differs from the defaults after it.
 
-    An uneven layer split is written ``layers=5,3``; a plan whose stages differ lists them:
-    ``[layers=5 tp2,tp2 | layers=3 tp1,tp1@t4] mb1``.
+    An uneven layer split is written ``layers=5,3``; a plan whose stages or replicas differ lists them:
+    ``[layers=5 tp2*2 | layers=3 tp1,tp1@t4/zone-ax3] mb1``, where ``*2`` repeats a replica and ``x3`` is its
+    micro-batches. A name that could be misread stands in quotes: ``tp1@'rtx3090'``.
     """
     if plan.is_uniform and plan.stages[0].replicas[0] == Replica(tp=plan.tp):
         words = [f"dp{plan.dp}", f"tp{plan.tp}", f"pp{plan.pp}", f"mb{plan.micro_batch_size}"]
@@ -233,81 +240,176 @@ def format_plan(plan: ParallelPlan) -> str:
 
 
 def _format_stage(stage: Stage) -> str:
-    return f"layers={stage.layer_count} " + ",".join(
+    runs = [(replica, len(list(same))) for replica, same in groupby(stage.replicas)]
+    replicas = (_format_replica(replica) + (f"*{count}" if count > 1 else "") for replica, count in runs)
+    return f"layers={stage.layer_count} " + ",".join(replicas)
+
+
+def _format_replica(replica: Replica) -> str:
+    return (
         f"tp{replica.tp}"
-        + (f"@{replica.gpu_type}" if replica.gpu_type else "")
-        + (f"/{replica.zone}" if replica.zone else "")
+        + (f"@{_format_name(replica.gpu_type)}" if replica.gpu_type is not None else "")
+        + (f"/{_format_name(replica.zone)}" if replica.zone is not None else "")
         + (f"x{replica.micro_batch_count}" if replica.micro_batch_count is not None else "")
-        for replica in stage.replicas
     )
 
 
-_WORD = re.compile(r"(dp|tp|pp|mb|zero|interleaved|ep)(\d+)")
+def _format_name(name: str) -> str:
+    if _BARE_NAME.fullmatch(name) and not _COUNT_AT_END.search(name):
+        return name
+    return "'" + name.replace("'", "''") + "'"
+
+
+_BARE_NAME = re.compile(r"[^\s'@/,|*\[\]]+")
+_COUNT_AT_END = re.compile(r"x[0-9]+\Z")
+_NAME = r"'(?:[^']|'')*'|[^\s'@/,|*\[\]]+?"
+_STAGE_HEAD = re.compile(r"\s*layers=([0-9]{1,9})\s+")
+_REPLICA = re.compile(
+    rf"\s*tp([0-9]{{1,9}})(?:@({_NAME}))?(?:/({_NAME}))?(?:x([0-9]{{1,10}}))?(?:\*([0-9]{{1,9}}))?\s*([,|\]])"
+)
+_NUMBERS = ("dp", "tp", "pp", "mb", "zero", "interleaved", "ep")
+_WORD = re.compile(rf"({'|'.join(_NUMBERS)})([0-9]{{1,10}})")
+_FLAGS = ("1f1b", "gpipe", "sp")
+_OPTIONS = ("recompute", "layers")
+_EXAMPLES = "write it like 'dp2 tp2 pp1 mb1 zero3' or '[layers=5 tp2 | layers=3 tp1*2] mb1'"
+
+REPLICAS_MAX = 2**20
+"""Most replicas, over all stages, of a plan that is read: a typing error must not take all memory."""
 
 
 def parse_plan(text: str, *, layer_count: int) -> ParallelPlan:
-    """Read the text form of a plan whose stages are alike.
+    """Read the text form of a plan, as ``format_plan`` writes it.
 
     Args:
         text: For example ``dp2 tp2 pp1 mb4 zero3``; what is left out has its default of 1 (zero: 0).
         layer_count: Transformer layers of the model.
 
     Raises:
-        SpecError: An unknown word, a repeated one, or degrees that do not fit together.
+        SpecError: An unknown word, a repeated one, or parts that do not fit together.
     """
-    numbers: dict[str, int] = {}
-    options: dict[str, str] = {}
-    for word in text.split():
-        if match := _WORD.fullmatch(word):
-            key, value = match[1], match[2]
-            if key in numbers:
-                raise SpecError(f"plan {text!r} names {key} twice")
-            numbers[key] = int(value)
-        elif word in {"gpipe", "1f1b", "sp"} or word.startswith(("recompute=", "layers=")):
-            key, _, value = word.partition("=")
-            options[key] = value
-        else:
-            raise SpecError(
-                f"plan {text!r} holds an unknown word {word!r}",
-                fix="write it like 'dp2 tp2 pp1 mb1 zero3', 'dp1 tp1 pp2 mb1 interleaved2'",
-            )
-    try:
-        recompute = Recompute(options.get("recompute", "none"))
-    except ValueError:
-        raise SpecError(
-            f"plan {text!r} has an unknown recompute",
-            fix=f"one of {', '.join(kind.value for kind in Recompute)}",
-        ) from None
-    plan = ParallelPlan.uniform(
-        layer_count=layer_count,
-        dp=numbers.get("dp", 1),
-        tp=numbers.get("tp", 1),
-        pp=numbers.get("pp", 1),
+    stages: tuple[Stage, ...] = ()
+    rest = text
+    if text.lstrip().startswith("["):
+        stages, rest = _parse_stages(text, layer_count)
+    words = _parse_words(text, rest)
+    _check_words(text, words, has_stages=bool(stages))
+    numbers = {key: int(value) for key, value in words.items() if key in _NUMBERS}
+    if not stages:
+        stages = _stages_of_degrees(text, words, numbers, layer_count)
+    return ParallelPlan(
+        stages=stages,
         micro_batch_size=numbers.get("mb", 1),
-        schedule=_schedule(numbers, options),
+        schedule=_schedule(words),
         virtual_stage_count=numbers.get("interleaved", 1),
         zero=numbers.get("zero", 0),
-        recompute=recompute,
-        sequence_parallel="sp" in options,
+        recompute=Recompute(words.get("recompute", "none")),
+        expert_parallel=numbers.get("ep", 1),
+        sequence_parallel="sp" in words,
     )
-    plan = replace(plan, expert_parallel=numbers.get("ep", 1))
-    return _with_layers(plan, options["layers"], text) if "layers" in options else plan
 
 
-def _schedule(numbers: dict[str, int], options: dict[str, str]) -> Schedule:
-    if "interleaved" in numbers:
-        return Schedule.INTERLEAVED
-    return Schedule.GPIPE if "gpipe" in options else Schedule.ONE_F_ONE_B
+def _parse_words(text: str, rest: str) -> dict[str, str]:
+    """Return the words after the stages by what they set; a flag has no value."""
+    words: dict[str, str] = {}
+    for word in rest.split():
+        key, _, value = word.partition("=")
+        if match := _WORD.fullmatch(word):
+            key, value = match[1], match[2]
+        elif word not in _FLAGS and (key not in _OPTIONS or not value):
+            raise SpecError(f"plan {_shown(text)} holds an unknown word {_shown(word)}", fix=_EXAMPLES)
+        if key in words:
+            raise SpecError(f"plan {_shown(text)} names {key} twice")
+        words[key] = value
+    return words
 
 
-def _with_layers(plan: ParallelPlan, layers: str, text: str) -> ParallelPlan:
-    counts: Sequence[int] = [int(part) for part in layers.split(",") if part.isdigit()]
-    if len(counts) != plan.pp or sum(counts) != plan.layer_count:
+def _check_words(text: str, words: dict[str, str], *, has_stages: bool) -> None:
+    named = [word for word in ("1f1b", "gpipe", "interleaved") if word in words]
+    if len(named) > 1:
+        raise SpecError(f"plan {_shown(text)} names two schedules", why=" and ".join(named))
+    known = [kind.value for kind in Recompute]
+    if words.get("recompute", "none") not in known:
+        raise SpecError(f"plan {_shown(text)} has an unknown recompute", fix=f"one of {', '.join(known)}")
+    twice = [word for word in ("dp", "tp", "pp", "layers") if word in words]
+    if has_stages and twice:
+        raise SpecError(f"plan {_shown(text)} lists its stages and names {', '.join(twice)} as well", fix=_EXAMPLES)
+
+
+def _stages_of_degrees(
+    text: str, words: dict[str, str], numbers: dict[str, int], layer_count: int
+) -> tuple[Stage, ...]:
+    dp, tp, pp = (numbers.get(key, 1) for key in ("dp", "tp", "pp"))
+    if dp * pp > REPLICAS_MAX:
+        raise SpecError(f"plan {_shown(text)} is too large", why=f"dp{dp} x pp{pp} is more than {REPLICAS_MAX}")
+    plan = ParallelPlan.uniform(
+        layer_count=layer_count,
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        schedule=_schedule(words),
+        virtual_stage_count=numbers.get("interleaved", 1),
+    )
+    if "layers" not in words:
+        return plan.stages
+    parts = words["layers"].split(",")
+    counts = [int(part) for part in parts if part.isdecimal() and len(part) < 10]
+    if len(counts) != len(parts) or len(counts) != pp or sum(counts) != layer_count:
         raise SpecError(
-            f"plan {text!r} splits layers wrongly",
-            why=f"need {plan.pp} numbers that sum to {plan.layer_count}, got {layers!r}",
+            f"plan {_shown(text)} splits layers wrongly",
+            why=f"need {pp} numbers that sum to {layer_count}, got {_shown(words['layers'])}",
         )
-    return replace(
-        plan,
-        stages=tuple(replace(stage, layer_count=count) for stage, count in zip(plan.stages, counts, strict=True)),
+    return tuple(replace(stage, layer_count=count) for stage, count in zip(plan.stages, counts, strict=True))
+
+
+def _parse_stages(text: str, layer_count: int) -> tuple[tuple[Stage, ...], str]:
+    """Return the stages that a text lists in brackets, and what follows them."""
+    stages: list[Stage] = []
+    at, left, end = text.index("[") + 1, REPLICAS_MAX, "|"
+    while end == "|":
+        head = _STAGE_HEAD.match(text, at)
+        if head is None:
+            raise _unreadable(text, at, "a stage starts with its layers")
+        replicas: list[Replica] = []
+        at, end = head.end(), ","
+        while end == ",":
+            found = _REPLICA.match(text, at)
+            if found is None:
+                raise _unreadable(text, at, "a replica is written like tp2, tp1@t4/zone-a, tp2x3 or tp2*4")
+            repeat = int(found[5] or 1)
+            left -= repeat
+            if repeat < 1 or left < 0:
+                raise _unreadable(text, at, f"a plan has 1 to {REPLICAS_MAX} replicas")
+            replicas += [_replica(found)] * repeat
+            at, end = found.end(), found[6]
+        stages.append(Stage(layer_count=int(head[1]), replicas=tuple(replicas)))
+    placed = sum(stage.layer_count for stage in stages)
+    if placed != layer_count:
+        raise SpecError(f"plan {_shown(text)} places {placed} layers", why=f"the model has {layer_count}")
+    return tuple(stages), text[at:]
+
+
+def _replica(found: re.Match[str]) -> Replica:
+    return Replica(
+        tp=int(found[1]),
+        gpu_type=_parse_name(found[2]),
+        zone=_parse_name(found[3]),
+        micro_batch_count=int(found[4]) if found[4] else None,
     )
+
+
+def _parse_name(name: str | None) -> str | None:
+    return name[1:-1].replace("''", "'") if name is not None and name.startswith("'") else name
+
+
+def _unreadable(text: str, at: int, expected: str) -> SpecError:
+    return SpecError(f"plan {_shown(text)} cannot be read at {_shown(text[at : at + 20])}", why=expected, fix=_EXAMPLES)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def _schedule(words: dict[str, str]) -> Schedule:
+    if "interleaved" in words:
+        return Schedule.INTERLEAVED
+    return Schedule.GPIPE if "gpipe" in words else Schedule.ONE_F_ONE_B

@@ -11,6 +11,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.events import JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
+from arena.domain.parallel import parse_plan
 from arena.engine.state import shape_of
 from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, UserError
 from arena_scheduler.access import Caller, Role
@@ -47,12 +48,14 @@ class Submission:
         """Take a job and return once it is on disk; the same request again gives the same job.
 
         Raises:
-            UserError: There is no request id, or another user's job has it.
+            UserError: There is no request id, or another user's job has it; the pinned plan cannot be read.
             InfeasibleError: No group of the present cluster can hold the job.
             ResourceExhaustedError: Nothing can be written.
         """
         if not request_id:
             raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
+        if spec.train is not None and spec.parallel.plan is not None:
+            parse_plan(spec.parallel.plan, layer_count=spec.train.model.layers)
         user = _user_of(spec, caller)
         key = (user, request_id)
         under_way = self._under_way.get(key)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arena.errors import InfeasibleError
+from arena.errors import InfeasibleError, SpecError
 from tests.builders import node_info, train_spec
 from tests.fakes.running_scheduler import cluster_of, quick_config
 
@@ -22,3 +22,15 @@ async def test_a_node_counts_from_the_moment_it_has_registered(tmp_path: Path) -
         second = await cluster.agent(node_info("n2", gpus=1))
         await second.next_of("verdict")
         assert await client.submit(spec)
+
+
+async def test_a_pinned_plan_that_cannot_be_read_is_refused_even_where_nothing_is_known_of_the_cluster(
+    tmp_path: Path,
+) -> None:
+    spec = train_spec("two", parallel={"plan": "dq2"})
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        for allow_infeasible in (False, True):
+            with pytest.raises(SpecError, match="unknown word 'dq2'"):
+                await client.submit(spec, allow_infeasible=allow_infeasible)
+        assert await client.submit(train_spec("two", parallel={"plan": "dp2"}))
