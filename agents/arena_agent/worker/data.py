@@ -1,120 +1,107 @@
-"""Token sources: byte-level text or a memory-mapped token file, cut into samples of one sequence each."""
+"""A job's data: what is trained on and what is evaluated, opened as the job's specification says."""
 
 from __future__ import annotations
 
-import hashlib
-import pydoc_data.topics
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from arena.domain.job import DataSpec, EvaluationSpec, ModelFamily, ModelSpec, TrainSpec
+from arena_agent.worker.counter_hash import key_of
+from arena_agent.worker.drawn_images import drawn_images
+from arena_agent.worker.images import ImageCorpus, Scaling, open_images
+from arena_agent.worker.masking import masked_count
+from arena_agent.worker.samples import IGNORED_TARGET, Batch, Corpus, DataError, PartOfCorpus
+from arena_agent.worker.tokens import MaskedTokenCorpus, TokenCorpus, open_tokens
 
-from arena.domain.job import DataSpec, TrainSpec
-from arena.errors import UserError
-
-_TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-_FINGERPRINT_PART_TOKENS = 1 << 20
-
-
-class DataError(UserError):
-    """The job's data cannot be read as the spec says."""
-
-    code = "data"
-
-
-class Corpus(Protocol):
-    """A data set of samples; sample ``i`` holds ``seq_len + 1`` tokens: the inputs and, one further, the targets."""
-
-    @property
-    def sample_count(self) -> int:
-        """Samples in the data set."""
-        ...
-
-    @property
-    def fingerprint(self) -> str:
-        """What tells this data set from another: its length and a digest of its two ends."""
-        ...
-
-    def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the tokens of samples, shape ``[len(ids), seq_len + 1]``."""
-        ...
+__all__ = [
+    "IGNORED_TARGET",
+    "Batch",
+    "Corpora",
+    "Corpus",
+    "DataError",
+    "MaskedTokenCorpus",
+    "TokenCorpus",
+    "open_corpora",
+    "open_corpus",
+    "targets_per_sample",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenCorpus:
-    """A flat array of tokens; neighbouring samples share one token, the last target of one and first of the next.
+class Corpora:
+    """What a job reads; the two have no sample in common.
 
     Args:
-        tokens: All tokens, in memory or mapped.
-        seq_len: Inputs per sample.
-        vocab_size: Tokens must be below it.
+        training: What it trains on.
+        evaluation: What it is evaluated on, exactly ``EvaluationSpec.sample_count`` samples; their masks do not
+            depend on the position that is given. None without evaluation.
     """
 
-    tokens: npt.NDArray[np.unsignedinteger]
-    seq_len: int
-    vocab_size: int
-
-    @property
-    def sample_count(self) -> int:
-        """Samples in the data set."""
-        return max(0, (len(self.tokens) - 1) // self.seq_len)
-
-    @property
-    def fingerprint(self) -> str:
-        """Length and digest of the two ends, so that a huge file is not read whole."""
-        digest = hashlib.sha256(self.tokens[:_FINGERPRINT_PART_TOKENS].tobytes())
-        digest.update(self.tokens[-_FINGERPRINT_PART_TOKENS:].tobytes())
-        return f"{len(self.tokens)} tokens, sha256 of both ends {digest.hexdigest()[:16]}"
-
-    def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the tokens of samples, shape ``[len(ids), seq_len + 1]``."""
-        starts = np.asarray(ids, dtype=np.int64)[:, None] * self.seq_len
-        rows: npt.NDArray[np.int64] = self.tokens[starts + np.arange(self.seq_len + 1)].astype(np.int64)
-        if rows.size and int(rows.max()) >= self.vocab_size:
-            raise DataError(
-                f"the data holds token {int(rows.max())}, model.vocab_size is {self.vocab_size}",
-                fix="raise model.vocab_size or use the tokenizer the model was sized for",
-            )
-        return rows
+    training: Corpus
+    evaluation: Corpus | None = None
 
 
-def open_corpus(train: TrainSpec) -> Corpus:
+def targets_per_sample(model: ModelSpec) -> int:
+    """Return how many targets of each sample are predicted.
+
+    The same for every sample, so that a loss can be divided by the targets of the global batch before they are read:
+    no replica, however few samples it takes, has to ask the others for their count.
+    """
+    if model.is_image_model:
+        return 1
+    return masked_count(model.seq_len) if model.family is ModelFamily.BERT else model.seq_len
+
+
+def open_corpora(train: TrainSpec) -> Corpora:
     """Open a job's data.
 
     Raises:
-        DataError: The file is missing or too short for one sample.
+        DataError: The data cannot be read, does not fit the model, or holds too few samples.
     """
-    corpus = TokenCorpus(
-        tokens=_read_tokens(train.data), seq_len=train.model.seq_len, vocab_size=train.model.vocab_size
+    training = _open(train, train.data)
+    evaluation = train.evaluation
+    if evaluation is None:
+        return Corpora(training=training)
+    if evaluation.data is None or evaluation.data == train.data:
+        return _held_out(train, training, evaluation)
+    scaling = training.scaling if isinstance(training, ImageCorpus) else None
+    corpus = _open(train, evaluation.data, for_evaluation=True, scaling=scaling)
+    if corpus.sample_count < evaluation.sample_count:
+        raise DataError(
+            "the evaluation data is too short",
+            why=f"{corpus.sample_count} samples, evaluation.sample_count is {evaluation.sample_count}",
+            fix="lower evaluation.sample_count",
+        )
+    return Corpora(
+        training=training, evaluation=PartOfCorpus(inner=corpus, first=0, sample_count=evaluation.sample_count)
     )
-    if corpus.sample_count == 0:
+
+
+def _held_out(train: TrainSpec, training: Corpus, evaluation: EvaluationSpec) -> Corpora:
+    left_count = training.sample_count - evaluation.sample_count
+    if left_count < 1:
         raise DataError(
-            "the data is too short for one sample",
-            why=f"{len(corpus.tokens)} tokens, a sample needs {train.model.seq_len + 1}",
+            "too few samples are left to train on",
+            why=f"the data holds {training.sample_count}, evaluation holds {evaluation.sample_count} of them out",
+            fix="lower evaluation.sample_count or give evaluation data of its own (evaluation.data)",
         )
-    return corpus
+    whole = _open(train, train.data, for_evaluation=True)
+    return Corpora(
+        training=PartOfCorpus(inner=training, first=0, sample_count=left_count),
+        evaluation=PartOfCorpus(inner=whole, first=left_count, sample_count=evaluation.sample_count),
+    )
 
 
-def _read_tokens(data: DataSpec) -> npt.NDArray[np.unsignedinteger]:
-    if data.source == "builtin":
-        text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-        return np.frombuffer(text.encode(), dtype=np.uint8)
-    path = Path(data.path or "")
-    if not path.is_file():
-        raise DataError(f"data file {path} does not exist", fix="use a path that every node of the job sees")
-    if data.source == "text":
-        return np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
-    return _map_tokens(path, _TOKEN_DTYPES[data.token_dtype])
+def _open(train: TrainSpec, data: DataSpec, *, for_evaluation: bool = False, scaling: Scaling | None = None) -> Corpus:
+    model = train.model
+    if data.source == "images":
+        return open_images(model, data.path or "", scaling=scaling)
+    if model.is_image_model:
+        return drawn_images(model)
+    # Evaluation hides the same tokens each time and in every job, so that its losses can be compared.
+    key = key_of("evaluation-masks") if for_evaluation else key_of("masks", train.seed)
+    return open_tokens(model, data, mask_key=key, fixed_masks=for_evaluation)
 
 
-def _map_tokens(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[np.unsignedinteger]:
-    size_bytes = path.stat().st_size
-    if size_bytes % dtype.itemsize:
-        raise DataError(
-            f"token file {path} is cut off",
-            why=f"{size_bytes} bytes are no multiple of the {dtype.itemsize} bytes of a {dtype.name}",
-        )
-    return np.memmap(path, dtype=dtype, mode="r") if size_bytes else np.empty(0, dtype)
+def open_corpus(train: TrainSpec) -> Corpus:
+    """Open a job's training data; in place until the trainer reads ``open_corpora``."""
+    return open_corpora(train).training
