@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
+from arena.domain.micro_batches import micro_batches
 from arena.domain.parallel import ParallelPlan, Recompute, Schedule
 
 BYTE_VALUES = 256
@@ -215,3 +216,15 @@ def _batch_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
     dp_max = max(len(stage.replicas) for stage in plan.stages)
     if train.global_batch < dp_max:
         yield f"dp{dp_max} exceeds the global batch of {train.global_batch}: a replica would have no sample"
+    elif totals:
+        yield from _idle_replicas(plan, train.global_batch)
+
+
+def _idle_replicas(plan: ParallelPlan, global_batch: int) -> Iterator[str]:
+    """Micro-batch counts that hold more than the batch can leave replicas with nothing to run."""
+    batches = micro_batches(plan, global_batch)
+    for index, stage in enumerate(plan.stages):
+        busy = {batch.replicas[index] for batch in batches}
+        idle = [replica for replica in range(len(stage.replicas)) if replica not in busy]
+        if idle:
+            yield f"replica {idle[0]} of stage {index} has no micro-batch in a batch of {global_batch}"

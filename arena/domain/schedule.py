@@ -61,7 +61,9 @@ class _Unit:
         rounds: Micro-batch by replica, for each turn.
         forwards, backwards: (chunk, turn) in the order they are done.
         in_flight_max: Forward passes that may wait for their backward pass.
-        is_backward_last: Whether all forward passes come first (GPipe).
+        fills_first: Whether a backward pass waits until as many forward passes as may are in flight. Over all
+            micro-batches that is GPipe; interleaved, it is the published alternation, without which a chunk's early
+            backward passes starve the chunks behind it (up to a fifth of the step's time).
     """
 
     stage: int
@@ -69,7 +71,7 @@ class _Unit:
     forwards: Sequence[tuple[int, int]]
     backwards: Sequence[tuple[int, int]]
     in_flight_max: int
-    is_backward_last: bool
+    fills_first: bool
     forward_count: int = 0
     backward_count: int = 0
     busy_until: int = 0
@@ -85,7 +87,8 @@ class _Unit:
 
     @property
     def may_go_backward(self) -> bool:
-        return not self.is_backward_last or self.forward_count == len(self.forwards)
+        is_full = not self.may_go_forward or self.forward_count == len(self.forwards)
+        return is_full or not self.fills_first
 
 
 def _units(plan: ParallelPlan, stage: int, batches: Sequence[MicroBatch]) -> list[_Unit]:
@@ -112,7 +115,7 @@ def _unit(plan: ParallelPlan, stage: int, rounds: Sequence[dict[int, int]]) -> _
         forwards=[(chunk * pp + stage, turn) for chunk, turn in forwards],
         backwards=[(chunk * pp + stage, turn) for chunk, turn in backwards],
         in_flight_max=len(passes) if is_gpipe else in_flight,
-        is_backward_last=is_gpipe,
+        fills_first=is_gpipe or turns > 1,
     )
 
 
@@ -135,8 +138,15 @@ class _Run:
             if later:
                 self.now = min(later)
             else:
-                # Unequal rounds can need more in flight than the bound allows; the first that is ready goes on.
-                next(unit for unit in self.units if self._is_ready(unit, Pass.FORWARD)).in_flight_max += 1
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Relax a bound where all wait: unequal rounds cannot always keep to it. The first that is ready goes on."""
+        unit = next((unit for unit in self.units if self._is_ready(unit, Pass.BACKWARD)), None)
+        if unit is not None:
+            self._start(unit, Pass.BACKWARD)
+        else:
+            next(unit for unit in self.units if self._is_ready(unit, Pass.FORWARD)).in_flight_max += 1
 
     def _act(self, unit: _Unit) -> None:
         if unit.may_go_backward and self._is_ready(unit, Pass.BACKWARD):
