@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from arena.domain.job import TrainSpec
 from arena_agent.worker.checkpoint import training_state
-from arena_agent.worker.data import Corpus, open_corpus
+from arena_agent.worker.data import Batch, Corpus, open_corpus
 from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
 
@@ -41,6 +41,11 @@ class RecordingCorpus:
     @property
     def fingerprint(self) -> str:
         return self.inner.fingerprint
+
+    def batch(self, ids: Sequence[int], positions: Sequence[int]) -> Batch:
+        with self.path.open("a") as file:
+            file.write(json.dumps(list(ids)) + "\n")
+        return self.inner.batch(ids, positions)
 
     def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
         with self.path.open("a") as file:
