@@ -1,53 +1,81 @@
-"""Saves and loads training state so that a checkpoint is complete or invisible and fits every plan.
+"""The collective side of checkpoints: ranks open, load and save together; bytes are written by a thread.
 
-The state is a flat dictionary of logical tensors: ``model.<parameter>`` and ``optim.<parameter>.<moment>``. Nothing
-in it depends on how parameters were grouped or placed, so distributed checkpointing reshards it by name and offset
-alone. What is a function of the step (learning rate, bias correction, sample position) is not stored as tensors.
+The state is a set of logical tensors, ``model.<parameter>`` and ``optim.<parameter>.<moment>``, of which each rank
+holds blocks. Nothing in a checkpoint depends on how parameters were grouped or placed: a rank reads the blocks it
+holds now out of the blocks that were written then. What is a function of the step (learning rate, bias correction,
+sample position) is not stored as tensors.
 """
 
 from __future__ import annotations
 
-import math
-import shutil
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from arena.units import format_bytes
-from arena_agent.worker.agreement import Ranks
-from arena_agent.worker.fence import Fence, FencedError
-from arena_agent.worker.manifest import (
-    TEMPORARY_PREFIX,
+from arena.errors import InternalError
+from arena_agent.checkpoints.boxes import Box
+from arena_agent.checkpoints.disk import Disk, LocalDisk
+from arena_agent.checkpoints.fence import Fence, FencedError
+from arena_agent.checkpoints.files import RankIndex, Reader, write_rank_file
+from arena_agent.checkpoints.manifest import (
     CheckpointError,
-    FileEntry,
     Manifest,
-    Selection,
-    complete_names,
+    read_manifest,
     require_equal,
-    select_newest,
+    require_names,
     step_name,
-    step_of,
-    sync,
-    sync_and_describe,
     verify_files,
-    write_manifest,
 )
-from arena_agent.worker.optimizer import HeldParameter
-
-_MODEL_PREFIX = "model."
+from arena_agent.checkpoints.place import Place
+from arena_agent.checkpoints.selection import Selection, select_newest
+from arena_agent.checkpoints.tensor_file import Array
+from arena_agent.worker.agreement import Ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatePiece:
+    """One block of a logical tensor as a rank holds it.
+
+    Args:
+        name: Of the logical tensor.
+        shape: Of the logical tensor.
+        box: The block.
+        tensor: Its elements, contiguous, of the block's sizes; read by saves and filled by loads.
+        is_written: Whether this rank saves it; False where another rank saves the same block.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    tensor: Tensor
+    is_written: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSave:
+    """A save that is being written.
+
+    Args:
+        manifest: What it will be.
+        written: What this rank's thread makes of it.
+    """
+
+    manifest: Manifest
+    written: Future[RankIndex]
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank's part is written, or has failed; never waits."""
+        return self.written.done()
+
+
+@dataclass(slots=True, kw_only=True)
 class CheckpointStore:
     """A job's checkpoint place as one attempt uses it; every method is called by all ranks together.
 
@@ -55,13 +83,24 @@ class CheckpointStore:
         root: The directory that all nodes of the job see.
         fence: This attempt's right to write there.
         keep: Complete checkpoints kept.
+        quota_bytes: Most that all of them may take, beyond the newest two; None for no limit.
         ranks: The ranks of the attempt.
+        disk: Where the bytes of saves go.
     """
 
     root: Path
     fence: Fence
     keep: int
     ranks: Ranks
+    quota_bytes: int | None = None
+    disk: Disk = field(default_factory=LocalDisk)
+    _damaged: dict[str, str] = field(default_factory=dict, init=False)
+    _buffers: dict[tuple[str, Box], Tensor] = field(default_factory=dict, init=False)
+    _pending: PendingSave | None = field(default=None, init=False)
+
+    @property
+    def _place(self) -> Place:
+        return Place(root=self.root, fence=self.fence, keep=self.keep, quota_bytes=self.quota_bytes)
 
     def open(self) -> Selection:
         """Take over the place from older attempts, clear what they left, and choose what to load.
@@ -69,172 +108,169 @@ class CheckpointStore:
         Raises:
             CheckpointError: A newer attempt owns it, or all its checkpoints are damaged.
         """
-        selection = self.ranks.first_does(self._open)
+        selection = self.ranks.first_does(self._place.open)
         while selection.manifest is not None and selection.name is not None:
             share = sorted(selection.manifest.files)[self.ranks.rank :: self.ranks.world_size]
             damage = _damage(self.root / selection.name, selection.manifest, share)
             found = [text for text in self.ranks.gathered(damage) if text]
             if not found:
-                return selection
-            damaged = {**selection.skipped, selection.name: found[0]}
-            selection = self.ranks.first_does(partial(select_newest, self.root, damaged))
+                break
+            self._damaged = {**selection.skipped, **self._damaged, selection.name: found[0]}
+            selection = self.ranks.first_does(partial(select_newest, self.root, self._damaged))
+        self._damaged = dict(selection.skipped)
         return selection
 
-    def load(self, selection: Selection, state: dict[str, Tensor], fingerprint: Mapping[str, str]) -> None:
-        """Read a checkpoint into tensors, resharding as needed.
+    def load(self, selection: Selection, pieces: Sequence[StatePiece], fingerprint: Mapping[str, str]) -> None:
+        """Fill this rank's pieces from a checkpoint, whatever layout wrote it; each rank reads only its blocks.
 
         Raises:
-            CheckpointError: It belongs to another job or lacks a tensor.
+            CheckpointError: It belongs to another job, lacks a tensor or holds one that no rank has a place for.
         """
         assert selection.name is not None
         assert selection.manifest is not None
         require_equal(selection.manifest.fingerprint, fingerprint, name=selection.name)
-        reader = FileSystemReader(self.root / selection.name)
-        try:
-            load(state, storage_reader=reader, process_group=self.ranks.group)
-        except CheckpointException as error:
-            raise CheckpointError(f"checkpoint {selection.name} cannot be loaded", why=_cause(error)) from error
+        shapes = {piece.name: piece.shape for piece in pieces}
+        names = {name for part in self.ranks.gathered(tuple(shapes)) for name in part}
+        require_names(selection.manifest.tensors, names, name=selection.name)
+        self._raise_together(_failure_of(partial(_fill, self.root / selection.name, selection.manifest, pieces)))
 
-    def save(self, state: dict[str, Tensor], manifest: Manifest) -> Manifest:
-        """Write a checkpoint aside, sync it, move it into place, and write its manifest last.
+    def begin(self, pieces: Sequence[StatePiece], manifest: Manifest) -> PendingSave:
+        """Start a save: copy this rank's pieces to host memory, and have a thread write the copy.
+
+        Training may go on at once. One save at a time; ``finish`` ends it.
 
         Args:
-            state: This rank's tensors.
-            manifest: What the checkpoint is; its files are filled in here.
+            pieces: This rank's share of the state.
+            manifest: What the checkpoint is, with all tensors expected but neither pieces nor files.
+
+        Raises:
+            FencedError: A newer attempt has taken over.
+            CheckpointError: The save cannot start.
+        """
+        if self._pending is not None:
+            raise InternalError(f"the save of step {self._pending.manifest.step} has not been finished")
+        try:
+            directory = self.ranks.first_does(partial(self._place.prepare, manifest.step))
+        except OSError as error:
+            raise self._failed(manifest, _text(error)) from error
+        self._pending = PendingSave(manifest=manifest, written=Future())
+        try:
+            copies = self._copied(pieces)
+        except Exception as error:  # noqa: BLE001 - the other ranks have begun: it surfaces on all of them in finish
+            self._pending.written.set_exception(error)
+            return self._pending
+        write = partial(write_rank_file, directory, self.ranks.rank, copies, disk=self.disk)
+        # A rank that dies of something else does not wait for its writing.
+        threading.Thread(target=_run_into, args=(self._pending.written, write), name="save", daemon=True).start()
+        return self._pending
+
+    def finish(self, pending: PendingSave) -> Manifest:
+        """Wait for all ranks' writing, check that the whole state is there, and make the checkpoint visible.
 
         Returns:
             The manifest as written.
 
         Raises:
             FencedError: A newer attempt has taken over.
-            CheckpointError: The save failed; nothing of it remains visible.
+            CheckpointError: The save failed; nothing of it remains, older checkpoints stay.
         """
-        temporary = self.root / f"{TEMPORARY_PREFIX}{step_name(manifest.step)}.{self.fence.epoch}"
+        failure = pending.written.exception()
+        index = pending.written.result() if failure is None else None
+        self._pending = None
+        manifest = pending.manifest
+        parts = self.ranks.gathered((index, _text(failure) if failure else ""))
+        failures = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(parts) if text]
+        indexes = [part for part, _ in parts if part is not None]
+        return self.ranks.first_does(partial(self._end, manifest, indexes, failures))
+
+    def save(self, pieces: Sequence[StatePiece], manifest: Manifest) -> Manifest:
+        """Save and wait; see ``begin`` and ``finish``."""
+        return self.finish(self.begin(pieces, manifest))
+
+    def _end(self, manifest: Manifest, indexes: Sequence[RankIndex], failures: Sequence[str]) -> Manifest:
+        """Commit a save, or clear it away; one rank alone."""
         try:
-            self.ranks.first_does(lambda: self._prepare(temporary))
-            files = self._write(temporary, state)
-            return self.ranks.first_does(lambda: self._commit(temporary, replace(manifest, files=files)))
+            if failures:
+                with self.fence.held():
+                    pass  # being fenced explains any other failure
+                raise CheckpointError(failures[0])
+            manifest = self._place.commit(manifest, indexes)
         except FencedError:
+            self._place.discard(manifest.step)
             raise
-        except (OSError, CheckpointException, CheckpointError) as error:
-            if self.ranks.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-            why = f"{_cause(error)} ({self._room()})"
-            raise CheckpointError(f"checkpoint {step_name(manifest.step)} failed", why=why) from error
-
-    def _room(self) -> str:
-        """Say how full the place is: what torch says of a write that failed for it names neither disk nor space."""
-        try:
-            free_bytes = shutil.disk_usage(self.root).free
-        except OSError as error:
-            return f"{self.root}: {error.strerror}"
-        return f"{format_bytes(free_bytes)} free in {self.root}"
-
-    def _open(self) -> Selection:
-        self.root.mkdir(parents=True, exist_ok=True)
-        self.fence.claim()
-        for entry in sorted(self.root.iterdir()):
-            if entry.name.startswith(TEMPORARY_PREFIX):
-                _remove(entry)
-        return select_newest(self.root)
-
-    def _prepare(self, temporary: Path) -> None:
-        with self.fence.held():
-            _remove(temporary)
-            temporary.mkdir()
-
-    def _write(self, temporary: Path, state: dict[str, Tensor]) -> dict[str, FileEntry]:
-        writer = FileSystemWriter(temporary, sync_files=True, thread_count=1)
-        save(state, storage_writer=writer, process_group=self.ranks.group)
-        entries: dict[str, FileEntry] = {}
-        failure: OSError | None = None
-        try:
-            entries = sync_and_describe(temporary.glob(f"__{self.ranks.rank}_*"))
-        except OSError as error:
-            failure = error
-        parts = self.ranks.gathered((entries, failure))
-        for _, reported in parts:
-            if reported is not None:
-                raise reported
-        return {name: entry for part, _ in parts for name, entry in part.items()}
-
-    def _commit(self, temporary: Path, manifest: Manifest) -> Manifest:
-        _require_whole(FileSystemReader(temporary).read_metadata(), manifest, temporary.name)
-        entries = sync_and_describe([temporary / ".metadata"])
-        manifest = replace(manifest, files={**manifest.files, **entries})
-        sync(temporary)
-        final = self.root / step_name(manifest.step)
-        with self.fence.held():
-            if final.exists():
-                # Only an incomplete one can be in the way: a complete one is not saved again.
-                _remove(final)
-            temporary.rename(final)
-            sync(self.root)
-            write_manifest(final, manifest)
-        self._retire(manifest.step)
+        except (OSError, CheckpointError) as error:
+            self._place.discard(manifest.step)
+            raise self._failed(manifest, _text(error)) from error
+        self._damaged.pop(step_name(manifest.step), None)
+        self._place.retire(manifest.step, self._damaged)
         return manifest
 
-    def _retire(self, newest_step: int) -> None:
-        """Remove what is older than the newest ``keep`` complete checkpoints; broken old ones go as well."""
-        kept = [name for name in complete_names(self.root) if (step_of(name) or 0) <= newest_step][: self.keep]
-        oldest_step = step_of(kept[-1]) or 0
-        for entry in sorted(self.root.iterdir()):
-            step = step_of(entry.name)
-            if step is not None and step < oldest_step:
-                _remove(entry)
+    def _failed(self, manifest: Manifest, cause: str) -> CheckpointError:
+        why = f"{cause} ({self._place.room()})"
+        return CheckpointError(f"checkpoint {step_name(manifest.step)} failed", why=why)
 
+    def _copied(self, pieces: Sequence[StatePiece]) -> list[tuple[str, Box, Array]]:
+        """Copy the pieces this rank writes to host memory that is used again by the next save."""
+        written = [piece for piece in pieces if piece.is_written]
+        buffers: dict[tuple[str, Box], Tensor] = {}
+        for piece in written:
+            _require_fit(piece)
+            key = (piece.name, piece.box)
+            buffer = self._buffers.get(key)
+            if buffer is None or buffer.dtype != piece.tensor.dtype:
+                buffer = torch.empty(piece.box.sizes, dtype=piece.tensor.dtype, pin_memory=piece.tensor.is_cuda)
+            buffers[key] = buffer.copy_(piece.tensor.detach(), non_blocking=True)
+        self._buffers = buffers
+        if any(piece.tensor.is_cuda for piece in written):
+            torch.cuda.current_stream().synchronize()
+        return [(name, box, buffer.numpy()) for (name, box), buffer in buffers.items()]
 
-def training_state(parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return this rank's share of the state, by logical name; the tensors share storage with the live ones."""
-    state: dict[str, Tensor] = {}
-    for held in parameters:
-        state[_MODEL_PREFIX + held.name] = held.as_whole(held.local.detach())
-        for key, value in optimizer.state[held.local].items():
-            if key != "step":
-                state[f"optim.{held.name}.{key}"] = held.as_whole(value)
-    return state
+    def _raise_together(self, failure: CheckpointError | None) -> None:
+        """Raise the first rank's failure, if there is one, on every rank."""
+        failures = [found for found in self.ranks.gathered(failure) if found is not None]
+        if failures:
+            raise failure or failures[0]
 
 
 def read_whole(directory: Path, *, prefix: str = "") -> dict[str, Tensor]:
-    """Read a checkpoint's logical tensors, whole, in one process without a process group.
+    """Read a checkpoint's logical tensors, whole, in one process.
 
     Args:
         directory: The checkpoint.
         prefix: Only tensors whose name starts so.
     """
-    reader = FileSystemReader(directory)
-    state: dict[str, Tensor] = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in sorted(reader.read_metadata().state_dict_metadata.items())
-        if isinstance(entry, TensorStorageMetadata) and name.startswith(prefix)
-    }
-    with warnings.catch_warnings():
-        # torch says that it assumes a single process; one is what is meant.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        load(state, storage_reader=reader, no_dist=True)
-    return state
+    manifest = read_manifest(directory)
+    reader = Reader(directory, manifest)
+    names = [name for name in sorted(manifest.tensors) if name.startswith(prefix)]
+    return {name: torch.from_numpy(reader.whole(name)) for name in names}
 
 
-def read_model(directory: Path) -> dict[str, Tensor]:
-    """Read a checkpoint's parameters, whole, by their names in the model."""
-    state = read_whole(directory, prefix=_MODEL_PREFIX)
-    return {name.removeprefix(_MODEL_PREFIX): tensor for name, tensor in state.items()}
+def _fill(directory: Path, manifest: Manifest, pieces: Sequence[StatePiece]) -> None:
+    reader = Reader(directory, manifest)
+    for piece in pieces:
+        _require_fit(piece)
+        shape = manifest.tensors[piece.name].shape
+        if shape != piece.shape:
+            raise CheckpointError(
+                f"checkpoint {directory.name} has {piece.name} in shape {list(shape)}, the job in {list(piece.shape)}"
+            )
+        piece.tensor.detach().copy_(torch.from_numpy(reader.read(piece.name, piece.box)))
 
 
-def _require_whole(metadata: Metadata, manifest: Manifest, name: str) -> None:
-    """Check that every tensor of the state was written, and every element of it exactly once."""
-    expected = {_MODEL_PREFIX + parameter for parameter in manifest.parameters} | {
-        f"optim.{parameter}.{key}" for parameter in manifest.parameters for key in manifest.optimizer_state
-    }
-    written = metadata.state_dict_metadata
-    if written.keys() != expected:
-        odd = sorted(written.keys() ^ expected)
-        raise CheckpointError(f"{name} does not hold the model's tensors", why=f"missing or foreign: {odd[:5]}")
-    for key, entry in written.items():
-        assert isinstance(entry, TensorStorageMetadata)
-        count = sum(math.prod(chunk.sizes) for chunk in entry.chunks)
-        if count != math.prod(entry.size):
-            raise CheckpointError(f"{name} holds {count} elements of {key}, which has {math.prod(entry.size)}")
+def _require_fit(piece: StatePiece) -> None:
+    if tuple(piece.tensor.shape) != piece.box.sizes:
+        raise InternalError(f"{piece.name} has a part of {list(piece.tensor.shape)} for a box of {piece.box.sizes}")
+
+
+def _failure_of(action: Callable[[], None]) -> CheckpointError | None:
+    """Run a rank's own part and return why it failed, so that the other ranks can learn of it."""
+    try:
+        action()
+    except CheckpointError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - told to all ranks, and raised on each
+        return CheckpointError("the checkpoint cannot be loaded", why=_text(error))
+    return None
 
 
 def _damage(directory: Path, manifest: Manifest, names: Sequence[str]) -> str | None:
@@ -248,21 +284,12 @@ def _damage(directory: Path, manifest: Manifest, names: Sequence[str]) -> str | 
     return None
 
 
-def _remove(path: Path) -> None:
-    """Remove a file or directory; a directory leaves the sight of readers before its files go."""
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    if not path.name.startswith(TEMPORARY_PREFIX):
-        hidden = path.with_name(f"{TEMPORARY_PREFIX}removed-{path.name}")
-        shutil.rmtree(hidden, ignore_errors=True)
-        path = path.rename(hidden)
-    shutil.rmtree(path)
+def _run_into(outcome: Future[RankIndex], action: Callable[[], RankIndex]) -> None:
+    try:
+        outcome.set_result(action())
+    except BaseException as error:  # noqa: BLE001 - raised where the outcome is asked for
+        outcome.set_exception(error)
 
 
-def _cause(error: BaseException) -> str:
-    """Return the first rank's own error where torch wraps several."""
-    if isinstance(error, CheckpointException):
-        rank, failure = min(error.failures.items(), key=lambda item: item[0])
-        return f"rank {rank}: {type(failure[0]).__name__}: {failure[0]}"
+def _text(error: BaseException) -> str:
     return error.message if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
