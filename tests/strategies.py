@@ -10,10 +10,11 @@ from arena.domain.allocation import Allocation, GpuGroup, GroupPart, NodeShare
 from arena.domain.cluster import Device, NodeInfo, NodeState
 from arena.domain.events import EndedAttempt, HeldAttempt, NodeRegistered
 from arena.domain.grid import Estimate
-from arena.domain.job import JobKind, JobSpec, ModelFamily
+from arena.domain.job import IMAGE_FAMILIES, JobKind, JobSpec, ModelFamily
 from arena.domain.launch import (
     CheckpointFailed,
     CheckpointSaved,
+    Evaluated,
     Finished,
     Finishing,
     Launch,
@@ -34,6 +35,7 @@ from arena.domain.records import (
     Drain,
     EndKind,
     EntryKind,
+    Evaluation,
     HistoryEntry,
     JobRecord,
     JobState,
@@ -62,12 +64,17 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def model_fields(draw: st.DrawFn) -> dict[str, Any]:
-    """Fields of a model whose widths divide."""
+def model_fields(draw: st.DrawFn, families: tuple[ModelFamily, ...] = tuple(ModelFamily)) -> dict[str, Any]:
+    """Fields of a model of any of the families, whose widths divide."""
+    family = draw(st.sampled_from(families))
+    return {**draw(_common_model_fields()), "family": family, **draw(_family_fields(family))}
+
+
+@st.composite
+def _common_model_fields(draw: st.DrawFn) -> dict[str, Any]:
     kv_heads, group, half = draw(small), draw(small), draw(small)
     heads = kv_heads * group
     return {
-        "family": draw(st.sampled_from(ModelFamily)),
         "layers": draw(counts),
         "hidden": heads * half * 2,
         "heads": heads,
@@ -78,16 +85,52 @@ def model_fields(draw: st.DrawFn) -> dict[str, Any]:
         "tied_embeddings": draw(st.booleans()),
         "rope_theta": draw(positive),
         "norm_eps": draw(positive),
+        "dropout": draw(shares),
+        "attention_dropout": draw(shares),
+        "balance_loss_weight": draw(shares),
+        "channels": draw(small),
     }
 
 
-data_fields = st.fixed_dictionaries(
-    {
-        "source": st.sampled_from(["builtin", "text", "tokens"]),
-        "path": words,
-        "token_dtype": st.sampled_from(["uint16", "uint32"]),
-    }
-) | st.just({"source": "builtin"})
+@st.composite
+def _family_fields(draw: st.DrawFn, family: ModelFamily) -> dict[str, Any]:
+    """What a family needs beside the common fields (and, for a Wide-ResNet, instead of them)."""
+    patch_size, class_count = draw(small), draw(counts)
+    image = {"image_size": patch_size * draw(small), "patch_size": patch_size, "class_count": class_count}
+    match family:
+        case ModelFamily.MOE:
+            expert_count = draw(counts)
+            return {"expert_count": expert_count, "experts_per_token": draw(st.integers(1, expert_count))}
+        case ModelFamily.VIT:
+            return image
+        case ModelFamily.WIDE_RESNET:
+            depths = draw(st.lists(small, min_size=1, max_size=4))
+            norm_groups = draw(small)
+            return {
+                **image,
+                "image_size": 2 ** (len(depths) - 1) * draw(small),
+                "layers": sum(depths),
+                "group_depths": depths,
+                "norm_groups": norm_groups,
+                "hidden": norm_groups * draw(small),
+                "heads": 1,
+                "kv_heads": None,
+            }
+        case _:
+            return {}
+
+
+def data_fields(*sources: str) -> st.SearchStrategy[dict[str, Any]]:
+    """Fields of the data of any of the sources, or of the built-in ones."""
+    return st.fixed_dictionaries(
+        {
+            "source": st.sampled_from(sources),
+            "path": words,
+            "token_dtype": st.sampled_from(["uint16", "uint32"]),
+        }
+    ) | st.just({"source": "builtin"})
+
+
 schedule_fields = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(["constant", "linear", "cosine"]),
@@ -109,16 +152,27 @@ optimizer_fields = st.fixed_dictionaries(
         "schedule": schedule_fields,
     }
 )
-train_fields = st.fixed_dictionaries(
-    {
-        "model": model_fields(),
-        "data": data_fields,
-        "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
-        "global_batch": counts,
-        "optimizer": optimizer_fields,
-        "seed": st.integers(0, 2**31 - 1),
-    }
-)
+
+
+def _train_fields(families: tuple[ModelFamily, ...], *sources: str) -> st.SearchStrategy[dict[str, Any]]:
+    data = data_fields(*sources)
+    evaluation = st.fixed_dictionaries({"interval_steps": counts, "sample_count": counts, "data": maybe(data)})
+    return st.fixed_dictionaries(
+        {
+            "model": model_fields(families),
+            "data": data,
+            "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+            "global_batch": counts,
+            "optimizer": optimizer_fields,
+            "seed": st.integers(0, 2**31 - 1),
+            "evaluation": maybe(evaluation),
+        }
+    )
+
+
+train_fields = _train_fields(
+    tuple(family for family in ModelFamily if family not in IMAGE_FAMILIES), "text", "tokens"
+) | _train_fields(tuple(sorted(IMAGE_FAMILIES)), "images")
 command_fields = st.fixed_dictionaries(
     {
         "argv": st.lists(texts, min_size=1, max_size=4),
@@ -150,7 +204,15 @@ common_fields = {
             "schedules": st.lists(st.sampled_from(["1f1b", "interleaved", "gpipe"]), max_size=3),
         }
     ),
-    "checkpoint": st.fixed_dictionaries({"dir": maybe(texts), "interval_steps": counts, "keep": st.integers(2, 2**31)}),
+    "checkpoint": st.fixed_dictionaries(
+        {
+            "dir": maybe(texts),
+            "interval_steps": counts,
+            "keep": st.integers(2, 2**31),
+            "quota_bytes": maybe(longs),
+            "is_async": st.booleans(),
+        }
+    ),
     "output_dir": maybe(texts),
     "grace_s": positive,
     "stall_timeout_s": maybe(positive),
@@ -250,6 +312,17 @@ progresses = st.builds(
     reported_at_s=maybe(instants),
     lost_steps=naturals,
     stalled_since_s=maybe(instants),
+    evaluation=maybe(
+        st.builds(
+            Evaluation,
+            step=naturals,
+            loss=maybe(positive),
+            accuracy=maybe(shares),
+            sample_count=naturals,
+            evaluate_s=positive,
+            at_s=instants,
+        )
+    ),
 )
 node_ends = st.builds(
     NodeEnd,
@@ -416,6 +489,14 @@ reports = st.one_of(
         load_s=positive,
     ),
     st.builds(StepReport, points=st.lists(step_points, max_size=3).map(tuple)),
+    st.builds(
+        Evaluated,
+        step=naturals,
+        loss=positive | st.just(float("inf")),
+        sample_count=counts,
+        evaluate_s=positive,
+        accuracy=maybe(shares),
+    ),
     st.builds(CheckpointSaved, step=naturals, name=texts, size_bytes=longs, save_s=positive),
     st.builds(CheckpointFailed, step=naturals, error=texts),
     st.builds(Stopped, step=naturals, durable_step=naturals),

@@ -113,6 +113,25 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The model after ``step`` steps was evaluated on samples that are never trained on.
+
+    Args:
+        loss: Mean over the targets of the samples, without regularisation.
+        sample_count: Samples evaluated.
+        evaluate_s: How long training stood still for it.
+        accuracy: Share of the targets that the model ranked first; None where it was not measured.
+    """
+
+    kind: Literal["evaluated"] = "evaluated"
+    step: int
+    loss: float
+    sample_count: int
+    evaluate_s: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
     """A checkpoint became durable: its manifest is written and synced."""
 
@@ -176,7 +195,7 @@ class WorkerError:
 
 
 WorkerReport = Annotated[
-    Ready | Progress | CheckpointSaved | CheckpointFailed | Stopped | Finishing | Finished | WorkerError,
+    Ready | Progress | Evaluated | CheckpointSaved | CheckpointFailed | Stopped | Finishing | Finished | WorkerError,
     Field(discriminator="kind"),
 ]
 

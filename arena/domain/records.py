@@ -114,6 +114,25 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a job's latest evaluation found.
+
+    Args:
+        loss: Mean over the targets of the samples; None where it was no number.
+        accuracy: Share of the targets that the model ranked first, where it was measured.
+        evaluate_s: How long training stood still for it.
+        at_s: When it was reported.
+    """
+
+    step: int
+    loss: float | None
+    accuracy: float | None = None
+    sample_count: int
+    evaluate_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a job is.
 
@@ -121,9 +140,10 @@ class Progress:
         step: Optimizer steps done by the live (or last) attempt.
         durable_step: Steps in the last durable checkpoint.
         durable_at_s: When that checkpoint became durable.
-        reported_at_s: When the last step was reported.
+        reported_at_s: When the last step or evaluation was reported.
         lost_steps: Steps repeated because an attempt died after its last checkpoint, over the job's life.
         stalled_since_s: Set while no progress came for longer than the job's stall time-out.
+        evaluation: The latest one of any attempt, None before the first.
     """
 
     step: int = 0
@@ -135,6 +155,7 @@ class Progress:
     reported_at_s: float | None = None
     lost_steps: int = 0
     stalled_since_s: float | None = None
+    evaluation: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +235,7 @@ class AttemptRecord:
         started_nodes: Nodes whose processes are up.
         ends: Verified ends by node; the attempt has ended when every node has one (the first: ``first_end_at_s``).
         resumed_step: Step of the state it started from, None until the worker said so.
+        evaluated_step: Step of its latest evaluation.
         rendezvous_s, load_s, save_s: The worker's own measure of these parts (``save_s``: the last save).
     """
 
@@ -247,6 +269,7 @@ class AttemptRecord:
     resumed_step: int | None = None
     last_step: int = 0
     durable_step: int = 0
+    evaluated_step: int | None = None
     rendezvous_s: float | None = None
     load_s: float | None = None
     save_s: float | None = None
@@ -312,6 +335,7 @@ class EntryKind(StrEnum):
     JOB_SUBMITTED = "job_submitted"
     JOB_STATE = "job_state"
     JOB_PROGRESS = "job_progress"
+    JOB_EVALUATED = "job_evaluated"
     GRID_BUILT = "grid_built"
     ATTEMPT_LAUNCHED = "attempt_launched"
     ATTEMPT_STARTED = "attempt_started"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from arena.domain.launch import (
     AttemptId,
     CheckpointFailed,
     CheckpointSaved,
+    Evaluated,
     Finished,
     Finishing,
     Progress,
@@ -18,7 +20,15 @@ from arena.domain.launch import (
     WorkerError,
     WorkerReport,
 )
-from arena.domain.records import AttemptRecord, AttemptState, AttemptTransition, EntryKind, JobRecord, JobState
+from arena.domain.records import (
+    AttemptRecord,
+    AttemptState,
+    AttemptTransition,
+    EntryKind,
+    Evaluation,
+    JobRecord,
+    JobState,
+)
 from arena.engine.draft import Draft
 
 RESTART_SAMPLES_MAX = 4
@@ -35,6 +45,8 @@ def apply_report(draft: Draft, attempt_name: AttemptId, report: WorkerReport) ->
             _ready(draft, attempt, report)
         case Progress():
             _progress(draft, attempt, report.points)
+        case Evaluated():
+            _evaluated(draft, attempt, report)
         case CheckpointSaved():
             _saved(draft, attempt, report)
         case CheckpointFailed():
@@ -203,6 +215,36 @@ def _change_parts_s(attempt: AttemptRecord, now_s: float) -> dict[str, Any]:
         "load_s": ready_at_s - started_at_s,
         "first_step_s": now_s - ready_at_s,
     }
+
+
+def _evaluated(draft: Draft, attempt: AttemptRecord, report: Evaluated) -> None:
+    if attempt.evaluated_step is not None and report.step <= attempt.evaluated_step:
+        return
+    draft.put_attempt(replace(attempt, evaluated_step=report.step))
+    job = draft.state.jobs[attempt.job_id]
+    evaluation = Evaluation(
+        step=report.step,
+        loss=report.loss if math.isfinite(report.loss) else None,
+        accuracy=report.accuracy,
+        sample_count=report.sample_count,
+        evaluate_s=report.evaluate_s,
+        at_s=draft.now_s,
+    )
+    # Also a sign of life: training stood still for the evaluation and has not stalled.
+    progress = replace(job.progress, evaluation=evaluation, reported_at_s=draft.now_s, stalled_since_s=None)
+    draft.put_job(replace(job, progress=progress))
+    accuracy = f", accuracy {report.accuracy:.4f}" if report.accuracy is not None else ""
+    draft.record(
+        EntryKind.JOB_EVALUATED,
+        f"evaluated at step {report.step}, loss {report.loss:.4f}{accuracy}",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        step=report.step,
+        loss=report.loss,
+        accuracy=report.accuracy,
+        sample_count=report.sample_count,
+        evaluate_s=report.evaluate_s,
+    )
 
 
 def _saved(draft: Draft, attempt: AttemptRecord, report: CheckpointSaved) -> None:

@@ -25,7 +25,7 @@ RECOMPUTE = EnumMap(common_pb2.Recompute, "RECOMPUTE", Recompute)
 
 # Words that the job specification spells as literals.
 PRECISION = EnumMap(common_pb2.Precision, "PRECISION", ("fp32", "bf16", "fp16"))
-DATA_SOURCE = EnumMap(common_pb2.DataSource, "DATA_SOURCE", ("builtin", "text", "tokens"))
+DATA_SOURCE = EnumMap(common_pb2.DataSource, "DATA_SOURCE", ("builtin", "text", "tokens", "images"))
 LEARNING_RATE = EnumMap(common_pb2.LearningRateSchedule, "LEARNING_RATE_SCHEDULE", ("constant", "linear", "cosine"))
 OPTIMIZER = EnumMap(common_pb2.OptimizerName, "OPTIMIZER_NAME", ("adamw", "sgd"))
 _STOP_MODES: tuple[StopModeWord, ...] = ("save", "kill")

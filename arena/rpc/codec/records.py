@@ -13,6 +13,7 @@ from arena.domain.records import (
     AttemptRecord,
     Drain,
     EntryKind,
+    Evaluation,
     HistoryEntry,
     JobRecord,
     NodeEnd,
@@ -55,6 +56,7 @@ def progress_to_proto(progress: Progress) -> pb.Progress:
         reported_at_s=progress.reported_at_s,
         lost_steps=progress.lost_steps,
         stalled_since_s=progress.stalled_since_s,
+        evaluation=_evaluation_to_proto(progress.evaluation) if progress.evaluation else None,
     )
 
 
@@ -70,6 +72,29 @@ def progress_from_proto(message: pb.Progress) -> Progress:
         reported_at_s=optional(message, "reported_at_s"),
         lost_steps=message.lost_steps,
         stalled_since_s=optional(message, "stalled_since_s"),
+        evaluation=sub(message.evaluation, message.HasField("evaluation"), _evaluation_from_proto),
+    )
+
+
+def _evaluation_to_proto(evaluation: Evaluation) -> pb.Evaluation:
+    return pb.Evaluation(
+        step=evaluation.step,
+        loss=evaluation.loss,
+        accuracy=evaluation.accuracy,
+        sample_count=evaluation.sample_count,
+        evaluate_s=evaluation.evaluate_s,
+        at_s=evaluation.at_s,
+    )
+
+
+def _evaluation_from_proto(message: pb.Evaluation) -> Evaluation:
+    return Evaluation(
+        step=message.step,
+        loss=optional(message, "loss"),
+        accuracy=optional(message, "accuracy"),
+        sample_count=message.sample_count,
+        evaluate_s=message.evaluate_s,
+        at_s=message.at_s,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from arena.domain.job import (
     CheckpointSpec,
     CommandSpec,
     DataSpec,
+    EvaluationSpec,
     GpuLimits,
     JobSpec,
     ModelSpec,
@@ -25,6 +27,20 @@ from arena.errors import SpecError
 from arena.rpc.codec import enums
 from arena.rpc.codec.fields import fitting, optional
 from arena.rpc.v1 import common_pb2 as pb
+
+# A client older than these fields leaves them out and means their defaults.
+_LATER_MODEL_FIELDS = (
+    "dropout",
+    "attention_dropout",
+    "expert_count",
+    "experts_per_token",
+    "balance_loss_weight",
+    "image_size",
+    "patch_size",
+    "channels",
+    "class_count",
+    "norm_groups",
+)
 
 
 def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
@@ -65,6 +81,15 @@ def _train_to_proto(train: TrainSpec) -> pb.TrainSpec:
         global_batch=train.global_batch,
         optimizer=_optimizer_to_proto(train.optimizer),
         seed=train.seed,
+        evaluation=_evaluation_to_proto(train.evaluation) if train.evaluation else None,
+    )
+
+
+def _evaluation_to_proto(evaluation: EvaluationSpec) -> pb.EvaluationSpec:
+    return pb.EvaluationSpec(
+        interval_steps=evaluation.interval_steps,
+        sample_count=evaluation.sample_count,
+        data=_data_to_proto(evaluation.data) if evaluation.data else None,
     )
 
 
@@ -81,6 +106,17 @@ def _model_to_proto(model: ModelSpec) -> pb.ModelSpec:
         tied_embeddings=model.tied_embeddings,
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
+        dropout=model.dropout,
+        attention_dropout=model.attention_dropout,
+        expert_count=model.expert_count,
+        experts_per_token=model.experts_per_token,
+        balance_loss_weight=model.balance_loss_weight,
+        image_size=model.image_size,
+        patch_size=model.patch_size,
+        channels=model.channels,
+        class_count=model.class_count,
+        group_depths=model.group_depths,
+        norm_groups=model.norm_groups,
     )
 
 
@@ -146,7 +182,13 @@ def _parallel_to_proto(limits: ParallelLimits) -> pb.ParallelLimits:
 
 
 def _checkpoint_to_proto(checkpoint: CheckpointSpec) -> pb.CheckpointSpec:
-    return pb.CheckpointSpec(dir=checkpoint.dir, interval_steps=checkpoint.interval_steps, keep=checkpoint.keep)
+    return pb.CheckpointSpec(
+        dir=checkpoint.dir,
+        interval_steps=checkpoint.interval_steps,
+        keep=checkpoint.keep,
+        quota_bytes=checkpoint.quota_bytes,
+        is_async=checkpoint.is_async,
+    )
 
 
 def _retry_to_proto(retry: RetrySpec) -> pb.RetrySpec:
@@ -188,6 +230,11 @@ def spec_from_proto(message: pb.JobSpec) -> JobSpec:
         ) from error
 
 
+def _present(message: Message, *names: str) -> dict[str, Any]:
+    """Return the fields that a message holds; those it lacks are left to their defaults."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) or "job"
 
@@ -207,6 +254,7 @@ def _limit_fields(message: pb.JobSpec) -> dict[str, Any]:
             "dir": optional(checkpoint, "dir"),
             "interval_steps": checkpoint.interval_steps,
             "keep": checkpoint.keep,
+            **_present(checkpoint, "quota_bytes", "is_async"),
         }
     if message.HasField("retry"):
         fields["retry"] = {
@@ -250,13 +298,29 @@ def _train_fields(train: pb.TrainSpec) -> dict[str, Any]:
         "seed": train.seed,
     }
     if train.HasField("data"):
-        fields["data"] = {
-            "source": enums.DATA_SOURCE.from_proto(train.data.source, "spec.train.data.source"),
-            "path": optional(train.data, "path"),
-            "token_dtype": train.data.token_dtype,
-        }
+        fields["data"] = _data_fields(train.data, "spec.train.data")
     if train.HasField("optimizer"):
         fields["optimizer"] = _optimizer_fields(train.optimizer)
+    if train.HasField("evaluation"):
+        fields["evaluation"] = _evaluation_fields(train.evaluation)
+    return fields
+
+
+def _data_fields(data: pb.DataSpec, field: str) -> dict[str, Any]:
+    return {
+        "source": enums.DATA_SOURCE.from_proto(data.source, f"{field}.source"),
+        "path": optional(data, "path"),
+        "token_dtype": data.token_dtype,
+    }
+
+
+def _evaluation_fields(evaluation: pb.EvaluationSpec) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "interval_steps": evaluation.interval_steps,
+        "sample_count": evaluation.sample_count,
+    }
+    if evaluation.HasField("data"):
+        fields["data"] = _data_fields(evaluation.data, "spec.train.evaluation.data")
     return fields
 
 
@@ -273,6 +337,8 @@ def _model_fields(model: pb.ModelSpec) -> dict[str, Any]:
         "tied_embeddings": model.tied_embeddings,
         "rope_theta": model.rope_theta,
         "norm_eps": model.norm_eps,
+        "group_depths": list(model.group_depths),
+        **_present(model, *_LATER_MODEL_FIELDS),
     }
 
 

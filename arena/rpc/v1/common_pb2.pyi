@@ -183,12 +183,20 @@ class _ModelFamilyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelFami
     MODEL_FAMILY_UNSPECIFIED: _ModelFamily.ValueType  # 0
     MODEL_FAMILY_GPT: _ModelFamily.ValueType  # 1
     MODEL_FAMILY_LLAMA: _ModelFamily.ValueType  # 2
+    MODEL_FAMILY_BERT: _ModelFamily.ValueType  # 3
+    MODEL_FAMILY_MOE: _ModelFamily.ValueType  # 4
+    MODEL_FAMILY_VIT: _ModelFamily.ValueType  # 5
+    MODEL_FAMILY_WIDE_RESNET: _ModelFamily.ValueType  # 6
 
 class ModelFamily(_ModelFamily, metaclass=_ModelFamilyEnumTypeWrapper): ...
 
 MODEL_FAMILY_UNSPECIFIED: ModelFamily.ValueType  # 0
 MODEL_FAMILY_GPT: ModelFamily.ValueType  # 1
 MODEL_FAMILY_LLAMA: ModelFamily.ValueType  # 2
+MODEL_FAMILY_BERT: ModelFamily.ValueType  # 3
+MODEL_FAMILY_MOE: ModelFamily.ValueType  # 4
+MODEL_FAMILY_VIT: ModelFamily.ValueType  # 5
+MODEL_FAMILY_WIDE_RESNET: ModelFamily.ValueType  # 6
 Global___ModelFamily: _TypeAlias = ModelFamily  # noqa: Y015
 
 class _Precision:
@@ -220,6 +228,7 @@ class _DataSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DataSource
     DATA_SOURCE_BUILTIN: _DataSource.ValueType  # 1
     DATA_SOURCE_TEXT: _DataSource.ValueType  # 2
     DATA_SOURCE_TOKENS: _DataSource.ValueType  # 3
+    DATA_SOURCE_IMAGES: _DataSource.ValueType  # 4
 
 class DataSource(_DataSource, metaclass=_DataSourceEnumTypeWrapper): ...
 
@@ -227,6 +236,7 @@ DATA_SOURCE_UNSPECIFIED: DataSource.ValueType  # 0
 DATA_SOURCE_BUILTIN: DataSource.ValueType  # 1
 DATA_SOURCE_TEXT: DataSource.ValueType  # 2
 DATA_SOURCE_TOKENS: DataSource.ValueType  # 3
+DATA_SOURCE_IMAGES: DataSource.ValueType  # 4
 Global___DataSource: _TypeAlias = DataSource  # noqa: Y015
 
 class _PipelineSchedule:
@@ -329,6 +339,8 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class ModelSpec(_message.Message):
+    """Fields that are absent have the defaults of the job file."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FAMILY_FIELD_NUMBER: _builtins.int
@@ -342,6 +354,17 @@ class ModelSpec(_message.Message):
     TIED_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     ROPE_THETA_FIELD_NUMBER: _builtins.int
     NORM_EPS_FIELD_NUMBER: _builtins.int
+    DROPOUT_FIELD_NUMBER: _builtins.int
+    ATTENTION_DROPOUT_FIELD_NUMBER: _builtins.int
+    EXPERT_COUNT_FIELD_NUMBER: _builtins.int
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    BALANCE_LOSS_WEIGHT_FIELD_NUMBER: _builtins.int
+    IMAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PATCH_SIZE_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    CLASS_COUNT_FIELD_NUMBER: _builtins.int
+    GROUP_DEPTHS_FIELD_NUMBER: _builtins.int
+    NORM_GROUPS_FIELD_NUMBER: _builtins.int
     family: Global___ModelFamily.ValueType
     layers: _builtins.int
     hidden: _builtins.int
@@ -353,6 +376,22 @@ class ModelSpec(_message.Message):
     tied_embeddings: _builtins.bool
     rope_theta: _builtins.float
     norm_eps: _builtins.float
+    dropout: _builtins.float
+    attention_dropout: _builtins.float
+    expert_count: _builtins.int
+    """Mixture of experts."""
+    experts_per_token: _builtins.int
+    balance_loss_weight: _builtins.float
+    image_size: _builtins.int
+    """Images: ViT and Wide-ResNet."""
+    patch_size: _builtins.int
+    channels: _builtins.int
+    class_count: _builtins.int
+    norm_groups: _builtins.int
+    @_builtins.property
+    def group_depths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Wide-ResNet: residual blocks of each group."""
+
     def __init__(
         self,
         *,
@@ -367,19 +406,70 @@ class ModelSpec(_message.Message):
         tied_embeddings: _builtins.bool = ...,
         rope_theta: _builtins.float = ...,
         norm_eps: _builtins.float = ...,
+        dropout: _builtins.float | None = ...,
+        attention_dropout: _builtins.float | None = ...,
+        expert_count: _builtins.int | None = ...,
+        experts_per_token: _builtins.int | None = ...,
+        balance_loss_weight: _builtins.float | None = ...,
+        image_size: _builtins.int | None = ...,
+        patch_size: _builtins.int | None = ...,
+        channels: _builtins.int | None = ...,
+        class_count: _builtins.int | None = ...,
+        group_depths: _abc.Iterable[_builtins.int] | None = ...,
+        norm_groups: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ffn_hidden", b"_ffn_hidden", "_kv_heads", b"_kv_heads", "ffn_hidden", b"ffn_hidden", "kv_heads", b"kv_heads"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "ffn_hidden", b"ffn_hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "norm_groups", b"norm_groups", "patch_size", b"patch_size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ffn_hidden", b"_ffn_hidden", "_kv_heads", b"_kv_heads", "family", b"family", "ffn_hidden", b"ffn_hidden", "heads", b"heads", "hidden", b"hidden", "kv_heads", b"kv_heads", "layers", b"layers", "norm_eps", b"norm_eps", "rope_theta", b"rope_theta", "seq_len", b"seq_len", "tied_embeddings", b"tied_embeddings", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "family", b"family", "ffn_hidden", b"ffn_hidden", "group_depths", b"group_depths", "heads", b"heads", "hidden", b"hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "layers", b"layers", "norm_eps", b"norm_eps", "norm_groups", b"norm_groups", "patch_size", b"patch_size", "rope_theta", b"rope_theta", "seq_len", b"seq_len", "tied_embeddings", b"tied_embeddings", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
+    _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__balance_loss_weight: _TypeAlias = _typing.Literal["balance_loss_weight"]  # noqa: Y015
+    _WhichOneofArgType__balance_loss_weight: _TypeAlias = _typing.Literal["_balance_loss_weight", b"_balance_loss_weight"]  # noqa: Y015
+    _WhichOneofReturnType__channels: _TypeAlias = _typing.Literal["channels"]  # noqa: Y015
+    _WhichOneofArgType__channels: _TypeAlias = _typing.Literal["_channels", b"_channels"]  # noqa: Y015
+    _WhichOneofReturnType__class_count: _TypeAlias = _typing.Literal["class_count"]  # noqa: Y015
+    _WhichOneofArgType__class_count: _TypeAlias = _typing.Literal["_class_count", b"_class_count"]  # noqa: Y015
+    _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
+    _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__expert_count: _TypeAlias = _typing.Literal["expert_count"]  # noqa: Y015
+    _WhichOneofArgType__expert_count: _TypeAlias = _typing.Literal["_expert_count", b"_expert_count"]  # noqa: Y015
+    _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
+    _WhichOneofArgType__experts_per_token: _TypeAlias = _typing.Literal["_experts_per_token", b"_experts_per_token"]  # noqa: Y015
     _WhichOneofReturnType__ffn_hidden: _TypeAlias = _typing.Literal["ffn_hidden"]  # noqa: Y015
     _WhichOneofArgType__ffn_hidden: _TypeAlias = _typing.Literal["_ffn_hidden", b"_ffn_hidden"]  # noqa: Y015
+    _WhichOneofReturnType__image_size: _TypeAlias = _typing.Literal["image_size"]  # noqa: Y015
+    _WhichOneofArgType__image_size: _TypeAlias = _typing.Literal["_image_size", b"_image_size"]  # noqa: Y015
     _WhichOneofReturnType__kv_heads: _TypeAlias = _typing.Literal["kv_heads"]  # noqa: Y015
     _WhichOneofArgType__kv_heads: _TypeAlias = _typing.Literal["_kv_heads", b"_kv_heads"]  # noqa: Y015
+    _WhichOneofReturnType__norm_groups: _TypeAlias = _typing.Literal["norm_groups"]  # noqa: Y015
+    _WhichOneofArgType__norm_groups: _TypeAlias = _typing.Literal["_norm_groups", b"_norm_groups"]  # noqa: Y015
+    _WhichOneofReturnType__patch_size: _TypeAlias = _typing.Literal["patch_size"]  # noqa: Y015
+    _WhichOneofArgType__patch_size: _TypeAlias = _typing.Literal["_patch_size", b"_patch_size"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__balance_loss_weight) -> _WhichOneofReturnType__balance_loss_weight | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__channels) -> _WhichOneofReturnType__channels | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__class_count) -> _WhichOneofReturnType__class_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_count) -> _WhichOneofReturnType__expert_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__experts_per_token) -> _WhichOneofReturnType__experts_per_token | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ffn_hidden) -> _WhichOneofReturnType__ffn_hidden | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__image_size) -> _WhichOneofReturnType__image_size | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_heads) -> _WhichOneofReturnType__kv_heads | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_groups) -> _WhichOneofReturnType__norm_groups | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__patch_size) -> _WhichOneofReturnType__patch_size | None: ...
 
 Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
 
@@ -496,6 +586,7 @@ class TrainSpec(_message.Message):
     GLOBAL_BATCH_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     precision: Global___Precision.ValueType
     global_batch: _builtins.int
     seed: _builtins.int
@@ -505,6 +596,10 @@ class TrainSpec(_message.Message):
     def data(self) -> Global___DataSpec: ...
     @_builtins.property
     def optimizer(self) -> Global___OptimizerSpec: ...
+    @_builtins.property
+    def evaluation(self) -> Global___EvaluationSpec:
+        """Absent: trains without evaluating."""
+
     def __init__(
         self,
         *,
@@ -514,14 +609,45 @@ class TrainSpec(_message.Message):
         global_batch: _builtins.int = ...,
         optimizer: Global___OptimizerSpec | None = ...,
         seed: _builtins.int = ...,
+        evaluation: Global___EvaluationSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "model", b"model", "optimizer", b"optimizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "evaluation", b"evaluation", "model", b"model", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "global_batch", b"global_batch", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "evaluation", b"evaluation", "global_batch", b"global_batch", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainSpec: _TypeAlias = TrainSpec  # noqa: Y015
+
+@_typing.final
+class EvaluationSpec(_message.Message):
+    """Evaluation during training, on samples that are never trained on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    interval_steps: _builtins.int
+    sample_count: _builtins.int
+    @_builtins.property
+    def data(self) -> Global___DataSpec:
+        """Absent: the last samples of the training data, held out."""
+
+    def __init__(
+        self,
+        *,
+        interval_steps: _builtins.int = ...,
+        sample_count: _builtins.int = ...,
+        data: Global___DataSpec | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "interval_steps", b"interval_steps", "sample_count", b"sample_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationSpec: _TypeAlias = EvaluationSpec  # noqa: Y015
 
 @_typing.final
 class CommandSpec(_message.Message):
@@ -735,23 +861,39 @@ class CheckpointSpec(_message.Message):
     DIR_FIELD_NUMBER: _builtins.int
     INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: _builtins.int
+    IS_ASYNC_FIELD_NUMBER: _builtins.int
     dir: _builtins.str
     interval_steps: _builtins.int
     keep: _builtins.int
+    quota_bytes: _builtins.int
+    is_async: _builtins.bool
+    """Absent: true."""
     def __init__(
         self,
         *,
         dir: _builtins.str | None = ...,
         interval_steps: _builtins.int = ...,
         keep: _builtins.int = ...,
+        quota_bytes: _builtins.int | None = ...,
+        is_async: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_dir", b"_dir", "dir", b"dir"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dir", b"_dir", "_is_async", b"_is_async", "_quota_bytes", b"_quota_bytes", "dir", b"dir", "is_async", b"is_async", "quota_bytes", b"quota_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dir", b"_dir", "dir", b"dir", "interval_steps", b"interval_steps", "keep", b"keep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dir", b"_dir", "_is_async", b"_is_async", "_quota_bytes", b"_quota_bytes", "dir", b"dir", "interval_steps", b"interval_steps", "is_async", b"is_async", "keep", b"keep", "quota_bytes", b"quota_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__dir: _TypeAlias = _typing.Literal["dir"]  # noqa: Y015
     _WhichOneofArgType__dir: _TypeAlias = _typing.Literal["_dir", b"_dir"]  # noqa: Y015
+    _WhichOneofReturnType__is_async: _TypeAlias = _typing.Literal["is_async"]  # noqa: Y015
+    _WhichOneofArgType__is_async: _TypeAlias = _typing.Literal["_is_async", b"_is_async"]  # noqa: Y015
+    _WhichOneofReturnType__quota_bytes: _TypeAlias = _typing.Literal["quota_bytes"]  # noqa: Y015
+    _WhichOneofArgType__quota_bytes: _TypeAlias = _typing.Literal["_quota_bytes", b"_quota_bytes"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dir) -> _WhichOneofReturnType__dir | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_async) -> _WhichOneofReturnType__is_async | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quota_bytes) -> _WhichOneofReturnType__quota_bytes | None: ...
 
 Global___CheckpointSpec: _TypeAlias = CheckpointSpec  # noqa: Y015
 
@@ -1265,6 +1407,7 @@ class Progress(_message.Message):
     REPORTED_AT_S_FIELD_NUMBER: _builtins.int
     LOST_STEPS_FIELD_NUMBER: _builtins.int
     STALLED_SINCE_S_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     step_time_s: _builtins.float
@@ -1274,6 +1417,8 @@ class Progress(_message.Message):
     reported_at_s: _builtins.float
     lost_steps: _builtins.int
     stalled_since_s: _builtins.float
+    @_builtins.property
+    def evaluation(self) -> Global___Evaluation: ...
     def __init__(
         self,
         *,
@@ -1286,10 +1431,11 @@ class Progress(_message.Message):
         reported_at_s: _builtins.float | None = ...,
         lost_steps: _builtins.int = ...,
         stalled_since_s: _builtins.float | None = ...,
+        evaluation: Global___Evaluation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_at_s", b"_durable_at_s", "_loss", b"_loss", "_reported_at_s", b"_reported_at_s", "_stalled_since_s", b"_stalled_since_s", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "durable_at_s", b"durable_at_s", "loss", b"loss", "reported_at_s", b"reported_at_s", "stalled_since_s", b"stalled_since_s", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_durable_at_s", b"_durable_at_s", "_loss", b"_loss", "_reported_at_s", b"_reported_at_s", "_stalled_since_s", b"_stalled_since_s", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "durable_at_s", b"durable_at_s", "evaluation", b"evaluation", "loss", b"loss", "reported_at_s", b"reported_at_s", "stalled_since_s", b"stalled_since_s", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_at_s", b"_durable_at_s", "_loss", b"_loss", "_reported_at_s", b"_reported_at_s", "_stalled_since_s", b"_stalled_since_s", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "durable_at_s", b"durable_at_s", "durable_step", b"durable_step", "loss", b"loss", "lost_steps", b"lost_steps", "reported_at_s", b"reported_at_s", "stalled_since_s", b"stalled_since_s", "step", b"step", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_durable_at_s", b"_durable_at_s", "_loss", b"_loss", "_reported_at_s", b"_reported_at_s", "_stalled_since_s", b"_stalled_since_s", "_step_time_s", b"_step_time_s", "_tokens_per_s", b"_tokens_per_s", "durable_at_s", b"durable_at_s", "durable_step", b"durable_step", "evaluation", b"evaluation", "loss", b"loss", "lost_steps", b"lost_steps", "reported_at_s", b"reported_at_s", "stalled_since_s", b"stalled_since_s", "step", b"step", "step_time_s", b"step_time_s", "tokens_per_s", b"tokens_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__durable_at_s: _TypeAlias = _typing.Literal["durable_at_s"]  # noqa: Y015
     _WhichOneofArgType__durable_at_s: _TypeAlias = _typing.Literal["_durable_at_s", b"_durable_at_s"]  # noqa: Y015
@@ -1317,6 +1463,49 @@ class Progress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_s) -> _WhichOneofReturnType__tokens_per_s | None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class Evaluation(_message.Message):
+    """The latest evaluation; `loss` is absent where it was no number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    ACCURACY_FIELD_NUMBER: _builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    EVALUATE_S_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    loss: _builtins.float
+    accuracy: _builtins.float
+    sample_count: _builtins.int
+    evaluate_s: _builtins.float
+    at_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        loss: _builtins.float | None = ...,
+        accuracy: _builtins.float | None = ...,
+        sample_count: _builtins.int = ...,
+        evaluate_s: _builtins.float = ...,
+        at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "loss", b"loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy", "_loss", b"_loss", "accuracy", b"accuracy", "at_s", b"at_s", "evaluate_s", b"evaluate_s", "loss", b"loss", "sample_count", b"sample_count", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__accuracy: _TypeAlias = _typing.Literal["accuracy"]  # noqa: Y015
+    _WhichOneofArgType__accuracy: _TypeAlias = _typing.Literal["_accuracy", b"_accuracy"]  # noqa: Y015
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__accuracy) -> _WhichOneofReturnType__accuracy | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+
+Global___Evaluation: _TypeAlias = Evaluation  # noqa: Y015
 
 @_typing.final
 class Job(_message.Message):
