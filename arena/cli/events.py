@@ -18,17 +18,31 @@ from arena.domain.records import EntryKind, HistoryEntry
 @click.option(
     "--kind", "kinds", type=click.Choice([kind.value for kind in EntryKind]), multiple=True, help="Only this kind."
 )
+@click.option("--all", "everything", is_flag=True, help="Also the steps of running jobs (job_progress).")
 @click.option("--after", type=click.IntRange(0), default=0, metavar="INDEX", help="Only what came after this entry.")
 def events(
-    app: App, *, job_id: str | None, follow: bool, node_id: str | None, kinds: tuple[str, ...], after: int
+    app: App,
+    *,
+    job_id: str | None,
+    follow: bool,
+    node_id: str | None,
+    kinds: tuple[str, ...],
+    everything: bool,
+    after: int,
 ) -> None:
-    """Show what happened, to one job or at all; with --json one entry a line."""
+    """Show what happened, to one job or at all.
+
+    Lines for people leave out each step of running jobs unless --all or --kind job_progress asks for them; --json is
+    always complete, one entry a line.
+    """
+    complete = everything or kinds or app.out.json_mode
     with app.client() as client:
         entries = client.stream_events(
             after_index=after,
             job_id=find_job_id(client, job_id) if job_id else None,
             node_id=node_id,
             kinds=[EntryKind(kind) for kind in kinds],
+            kinds_left_out=() if complete else (EntryKind.JOB_PROGRESS,),
             follow=follow,
         )
         for entry in entries:

@@ -98,6 +98,7 @@ def _facts(job: JobView) -> list[tuple[str, str]]:
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),
         ("progress", _progress_text(job)),
+        *([("evaluation", evaluation)] if (evaluation := _evaluation_text(job)) else []),
         ("checkpoint", _checkpoint_text(job)),
         (
             "counts",
@@ -138,6 +139,19 @@ def _progress_text(job: JobView) -> str:
         f"step {words.step_text(job)}, loss {words.number_text(progress.loss, '.4f')}, "
         f"{words.number_text(progress.tokens_per_s, ',.0f')} tokens/s, "
         f"{words.number_text(progress.step_time_s, '.3f')} s/step"
+    )
+
+
+def _evaluation_text(job: JobView) -> str:
+    """Return what the latest evaluation found; nothing for a job that is not evaluated, as far as its reader knows."""
+    found = job.progress.evaluation
+    if found is None:
+        spec = job.spec.train.evaluation if job.spec is not None and job.spec.train is not None else None
+        return f"none yet, every {spec.interval_steps} steps" if spec is not None else ""
+    accuracy = f", accuracy {found.accuracy:.4f}" if found.accuracy is not None else ""
+    return (
+        f"loss {words.number_text(found.loss, '.4f')} at step {found.step}{accuracy}, "
+        f"{found.sample_count} samples in {words.duration_text(found.evaluate_s)}"
     )
 
 

@@ -185,6 +185,7 @@ class ArenaClient:
         job_id: str | None = None,
         node_id: str | None = None,
         kinds: Iterable[EntryKind] = (),
+        kinds_left_out: Iterable[EntryKind] = (),
         follow: bool = False,
         deadline_s: float | None = None,
     ) -> Iterator[HistoryEntry]:
@@ -195,20 +196,24 @@ class ArenaClient:
             job_id: Only entries of this job.
             node_id: Only entries of this node.
             kinds: Only entries of these kinds; empty means all.
+            kinds_left_out: No entries of these kinds.
             follow: Go on as entries appear instead of ending with the present.
             deadline_s: End after this time; None means no limit.
         """
+        left_out = frozenset(kinds_left_out)
         request = job_pb.StreamEventsRequest(
             hello=hello(),
             after_index=after_index,
             job_id=job_id,
             node_id=node_id,
             kinds=[kind.value for kind in kinds],
+            kinds_left_out=[kind.value for kind in left_out],
             follow=follow,
         )
         for response in self._resumed(request, deadline_s):
             for message in response.entries:
-                yield codec.entry_from_proto(message)
+                if message.kind not in left_out:  # an older scheduler does not know what to leave out
+                    yield codec.entry_from_proto(message)
 
     def stream_logs(
         self,

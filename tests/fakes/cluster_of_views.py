@@ -15,6 +15,7 @@ from arena.domain.records import (
     AttemptState,
     Drain,
     EndKind,
+    Evaluation,
     JobRecord,
     JobState,
     NodeEnd,
@@ -114,6 +115,9 @@ def training_job() -> JobRecord:
             reported_at_s=NOW_S - 60,
             lost_steps=12,
             stalled_since_s=NOW_S - 60,
+            evaluation=Evaluation(
+                step=1200, loss=2.41009, accuracy=0.4512, sample_count=256, evaluate_s=1.5, at_s=NOW_S - 70
+            ),
         ),
     )
 

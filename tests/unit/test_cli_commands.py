@@ -17,6 +17,7 @@ from arena.cli.main import run
 from arena.cli.output import Output
 from arena.cli.status import gpu_bar, write_status
 from arena.client import LogChunk
+from arena.domain.job import EvaluationSpec
 from arena.domain.records import EntryKind, HistoryEntry, JobState, Wish
 from arena.errors import ArenaError, InfeasibleError, InternalError, PermissionDeniedError, ResourceExhaustedError
 from arena.rpc.v1 import common_pb2
@@ -382,6 +383,31 @@ def test_events_are_lines_of_json(arena: Arena, fake: FakeScheduler) -> None:
     assert [line["index"] for line in lines] == [1, 2]
     assert arena("events", "7k2-1").out == "     1  2023-11-14 22:13:20  plan_changed            7k2-1.2       grew\n"
     assert arena("events", "--after", "1", "--kind", "decision", "--json").out.count("\n") == 1
+
+
+def test_steps_are_shown_only_when_asked_for(arena: Arena, fake: FakeScheduler) -> None:
+    for index, kind in enumerate((EntryKind.JOB_PROGRESS, EntryKind.JOB_EVALUATED, EntryKind.JOB_PROGRESS), start=1):
+        fake.append(HistoryEntry(index=index, at_s=canned.NOW_S, kind=kind, message="evaluated at step 400, loss 3.21"))
+
+    def shown(*options: str) -> list[str]:
+        return [line.split()[0] for line in arena("events", *options).out.splitlines()]
+
+    assert shown() == ["2"]
+    assert shown("--all") == ["1", "2", "3"]
+    assert shown("--kind", "job_progress") == ["1", "3"]
+    assert arena("events").out.endswith("job_evaluated                         evaluated at step 400, loss 3.21\n")
+    assert arena("events", "--json").out.count("\n") == 3
+
+
+def test_a_job_says_how_it_is_evaluated_before_and_after_the_first_time(arena: Arena, fake: FakeScheduler) -> None:
+    spec = train_spec("new")
+    assert spec.train is not None
+    train = spec.train.model_copy(update={"evaluation": EvaluationSpec(interval_steps=50)})
+    fake.add_job(job_record("new-1", spec.model_copy(update={"train": train})))
+    assert "\nevaluation  none yet, every 50 steps\n" in arena("job", "new-1").out
+    assert "evaluation" not in arena("job", "7k2-2").out
+    evaluation = arena("job", "7k2-1", "--json").document["job"]["progress"]["evaluation"]
+    assert (evaluation["step"], evaluation["loss"], evaluation["accuracy"]) == (1200, 2.41009, 0.4512)
 
 
 def test_logs_of_several_ranks_are_whole_lines_with_their_rank(arena: Arena, fake: FakeScheduler) -> None:

@@ -168,6 +168,7 @@ def test_events_end_with_the_present_unless_they_are_followed(fake: FakeSchedule
     assert [item.index for item in client.stream_events(after_index=1)] == [2, 3]
     assert [item.index for item in client.stream_events(job_id="j2")] == [3]
     assert [item.index for item in client.stream_events(kinds=[EntryKind.DECISION])] == [2]
+    assert [item.index for item in client.stream_events(kinds_left_out=[EntryKind.DECISION])] == [1, 3]
 
 
 def test_following_ends_at_its_deadline(fake: FakeScheduler, client: ArenaClient) -> None:

@@ -168,6 +168,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
             job_id=JobId(request.job_id) if request.HasField("job_id") else None,
             node_id=NodeId(request.node_id) if request.HasField("node_id") else None,
             kinds=kinds,
+            kinds_left_out=frozenset(kind for kind in EntryKind if kind.value in request.kinds_left_out),
         )
         if query.job_id is not None:
             await self._job(query.job_id)
