@@ -41,6 +41,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "nodes": ("nodes", "nodes", "List nodes and their devices."),
     "drain": ("nodes", "drain", "Take a node out of use."),
     "undrain": ("nodes", "undrain", "Take a drained or quarantined node back into use."),
+    "ckpt": ("ckpt", "ckpt", "List, verify, prune and export checkpoints."),
     "version": ("version", "version", "Versions of this program and of the scheduler."),
 }
 

@@ -5,62 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from arena.errors import ArenaError
-from arena_agent.checkpoints.boxes import Box, box_slices, boxes_of_range, whole_box
+from arena_agent.checkpoints.boxes import box_slices
 from arena_agent.checkpoints.fence import Fence
-from arena_agent.checkpoints.manifest import Manifest, TensorEntry
+from arena_agent.checkpoints.manifest import Manifest
 from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.checkpoint import CheckpointStore, StatePiece
-
-SHAPES: Mapping[str, tuple[int, ...]] = {
-    "model.embed.weight": (13, 5),
-    "model.head.bias": (7,),
-    "optim.embed.weight.exp_avg": (13, 5),
-    "optim.head.bias.exp_avg": (7,),
-}
-FINGERPRINT = {"seed": "1", "model.hidden": "5"}
-
-
-def value_at(step: int, name: str, shape: Sequence[int]) -> np.ndarray:
-    """Return what a tensor is after a step: different for every step, tensor and element."""
-    first = step * 1000.0 + 100.0 * sorted(SHAPES).index(name)
-    return (first + np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
-
-
-def expected(shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> dict[str, TensorEntry]:
-    return {name: TensorEntry(dtype="float32", shape=shape) for name, shape in shapes.items()}
-
-
-def manifest_of(step: int, epoch: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Manifest:
-    return Manifest(
-        step=step,
-        epoch=epoch,
-        plan="test",
-        versions={"torch": "2"},
-        fingerprint=FINGERPRINT,
-        samples_consumed=step * 4,
-        tensors=expected(shapes),
-        files={},
-    )
-
-
-def share(name: str, shape: tuple[int, ...], rank: int, world_size: int) -> list[tuple[Box, bool]]:
-    """Return a rank's blocks: the optimizer's state in equal flat runs, parameters whole on each, the first writes."""
-    if not name.startswith("optim."):
-        return [(whole_box(shape), rank == 0)]
-    count = int(np.prod(shape))
-    start, stop = (count * part // world_size for part in (rank, rank + 1))
-    return [(box, True) for box in boxes_of_range(shape, start, stop)]
+from tests.fakes.checkpoint_places import FINGERPRINT, SHAPES, manifest_of, share, value_at
 
 
 @dataclass
@@ -91,7 +51,7 @@ class RankState:
         return made
 
     def manifest(self, step: int) -> Manifest:
-        return manifest_of(step, self.epoch, self.shapes)
+        return manifest_of(step, epoch=self.epoch, shapes=self.shapes)
 
     def save(self, step: int) -> Manifest:
         return self.store.save(self.pieces(step), self.manifest(step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -46,14 +47,16 @@ class FileEntry:
     sha256: str
 
 
-def file_entry(path: Path) -> FileEntry:
-    """Read a file and return its size and digest."""
+def file_entry(path: Path, on_read: Callable[[int], None] | None = None) -> FileEntry:
+    """Read a file and return its size and digest, telling of the bytes of each block read."""
     digest = hashlib.sha256()
     size_bytes = 0
     with path.open("rb") as file:
         while block := file.read(_READ_BYTES):
             digest.update(block)
             size_bytes += len(block)
+            if on_read is not None:
+                on_read(len(block))
     return FileEntry(size_bytes=size_bytes, sha256=digest.hexdigest())
 
 
@@ -90,7 +93,9 @@ def remove(path: Path) -> None:
 
 
 def size_on_disk(path: Path) -> int:
-    """Return the bytes of all files below a directory; what vanishes meanwhile counts nothing."""
+    """Return the bytes of a file, or of all files below a directory; what vanishes meanwhile counts nothing."""
+    if not path.is_dir():
+        return path.lstat().st_size
     total_bytes = 0
     for folder, _, names in os.walk(path):
         for name in names:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from arena.errors import AlreadyRunningError
 from arena_agent.checkpoints.disk import write_durably
 from arena_agent.checkpoints.manifest import CheckpointError
 
@@ -67,3 +68,20 @@ class Fence:
             return -1
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is not a fence file", why=str(error)) from error
+
+
+@contextmanager
+def unwritten(root: Path) -> Iterator[None]:
+    """Keep all attempts from committing a save, for a change from outside of them.
+
+    Raises:
+        AlreadyRunningError: One commits a save at this moment.
+    """
+    with (root / _LOCK_NAME).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise AlreadyRunningError(
+                f"{root} cannot be changed now", why="an attempt is writing a checkpoint there", fix="try again later"
+            ) from error
+        yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -200,13 +200,15 @@ def verify_files(directory: Path, manifest: Manifest, *, names: Sequence[str] = 
             verify_digest(directory, manifest, name)
 
 
-def verify_digest(directory: Path, manifest: Manifest, name: str) -> None:
-    """Read one file whole and check its digest.
+def verify_digest(
+    directory: Path, manifest: Manifest, name: str, *, on_read: Callable[[int], None] | None = None
+) -> None:
+    """Read one file whole and check its digest, telling of the bytes of each block read.
 
     Raises:
         CheckpointError: It differs.
     """
-    if file_entry(directory / name).sha256 != manifest.files[name].sha256:
+    if file_entry(directory / name, on_read).sha256 != manifest.files[name].sha256:
         raise CheckpointError(f"{directory.name}: file {name} differs from its digest in the manifest")
 
 
