@@ -21,6 +21,7 @@ from arena.errors import SpecError
 # Paths of a job, made absolute where it is submitted: an agent has another working directory.
 _PATH_FIELDS: tuple[tuple[str, ...], ...] = (
     ("train", "data", "path"),
+    ("train", "evaluation", "data", "path"),
     ("command", "cwd"),
     ("checkpoint", "dir"),
     ("output_dir",),
