@@ -190,6 +190,8 @@ async def test_events_are_numbered_filtered_and_followed(tmp_path: Path) -> None
         entries = await client.entries()
         assert [entry.index for entry in entries] == list(range(1, len(entries) + 1))
         assert {entry.job_id for entry in await client.entries(job_id=second)} == {second}
+        kinds = {entry.kind for entry in await client.entries(kinds_left_out=["job_submitted", "of_a_later_version"])}
+        assert kinds == {entry.kind for entry in entries} - {"job_submitted"}
         assert json.loads(seen[-1].data_json)["name"] == "b"
 
 
