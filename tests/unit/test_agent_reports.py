@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from arena.domain.launch import REPORT_JSON, CheckpointSaved, Progress, StepPoint
+from arena.domain.launch import REPORT_JSON, CheckpointSaved, Evaluated, Progress, StepPoint
 from arena_agent.files import AttemptFiles
-from arena_agent.report import report_step
+from arena_agent.report import report_evaluation, report_step
 from arena_agent.reports import ReportTail, all_reports
 
 SAVED = CheckpointSaved(step=2, name="c", size_bytes=1, save_s=0.1)
@@ -86,3 +88,14 @@ def test_a_users_program_reports_steps(files, monkeypatch):
     monkeypatch.setenv("ARENA_REPORT", str(files.report))
     report_step(1, loss=2.0, step_time_s=0.5)
     assert all_reports(files) == (Progress(points=(StepPoint(step=1, loss=2.0, step_time_s=0.5, tokens_per_s=0.0),)),)
+
+
+def test_a_users_program_reports_evaluations(files, monkeypatch):
+    report_evaluation(1, loss=2.0, sample_count=8, evaluate_s=0.5)  # outside Arena: nothing happens
+    monkeypatch.setenv("ARENA_REPORT", str(files.report))
+    report_evaluation(1, loss=2.0, sample_count=8, evaluate_s=0.5)
+    report_evaluation(2, loss=float("nan"), sample_count=8, evaluate_s=0.5, accuracy=0.25)
+    first, second = all_reports(files)
+    assert first == Evaluated(step=1, loss=2.0, sample_count=8, evaluate_s=0.5)
+    assert isinstance(second, Evaluated)
+    assert (second.step, math.isnan(second.loss), second.accuracy) == (2, True, 0.25)
