@@ -8,11 +8,9 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from arena.domain.job import TrainSpec
 from arena_agent.worker.checkpoint import training_state
-from arena_agent.worker.data import Batch, Corpus, open_corpus
+from arena_agent.worker.data import Batch, Corpora, Corpus, open_corpora
 from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
 
@@ -29,7 +27,7 @@ SMALL_DISK_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingCorpus:
-    """Writes down which samples are read, one line a step."""
+    """Writes down which samples are read, one line a batch."""
 
     inner: Corpus
     path: Path
@@ -47,15 +45,15 @@ class RecordingCorpus:
             file.write(json.dumps(list(ids)) + "\n")
         return self.inner.batch(ids, positions)
 
-    def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        with self.path.open("a") as file:
-            file.write(json.dumps(list(ids)) + "\n")
-        return self.inner.samples(ids)
 
-
-def recording(environ: Mapping[str, str]) -> Callable[[TrainSpec], Corpus]:
+def recording(environ: Mapping[str, str]) -> Callable[[TrainSpec], Corpora]:
     path = Path(environ["ARENA_REPORT"]).parent / f"samples-{environ['RANK']}.jsonl"
-    return lambda train: RecordingCorpus(inner=open_corpus(train), path=path)
+
+    def opened(train: TrainSpec) -> Corpora:
+        corpora = open_corpora(train)
+        return replace(corpora, training=RecordingCorpus(inner=corpora.training, path=path))
+
+    return opened
 
 
 def run_recorded(environ: Mapping[str, str]) -> int:

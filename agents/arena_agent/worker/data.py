@@ -21,7 +21,6 @@ __all__ = [
     "MaskedTokenCorpus",
     "TokenCorpus",
     "open_corpora",
-    "open_corpus",
     "targets_per_sample",
 ]
 
@@ -100,8 +99,3 @@ def _open(train: TrainSpec, data: DataSpec, *, for_evaluation: bool = False, sca
     # Evaluation hides the same tokens each time and in every job, so that its losses can be compared.
     key = key_of("evaluation-masks") if for_evaluation else key_of("masks", train.seed)
     return open_tokens(model, data, mask_key=key, fixed_masks=for_evaluation)
-
-
-def open_corpus(train: TrainSpec) -> Corpus:
-    """Open a job's training data; in place until the trainer reads ``open_corpora``."""
-    return open_corpora(train).training

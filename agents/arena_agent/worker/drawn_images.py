@@ -88,14 +88,17 @@ class DrawnImages:
     def _channel_strengths(self, classes: Integers) -> Floats:
         channels = np.arange(self.channels)[None]
         drawn = fractions(hashed(_KEY, np.full((1, 1), _CHANNEL), classes[:, None], channels))
-        return 0.6 + 0.6 * drawn
+        strengths: Floats = 0.6 + 0.6 * drawn
+        return strengths
 
     def _noise(self, samples: Integers) -> Floats:
         """Return ``[n, channels, height, width]``, even between two bounds, of unit variance."""
         pixel_count = self.channels * self.image_size**2
         words = hashed(_KEY, np.full((1, 1), _NOISE), samples[:, None], np.arange(pixel_count)[None])
         noise = np.sqrt(12.0) * (fractions(words) - 0.5)
-        return noise.reshape(len(samples), self.channels, self.image_size, self.image_size)
+        shape = (len(samples), self.channels, self.image_size, self.image_size)
+        reshaped: Floats = noise.reshape(shape)
+        return reshaped
 
 
 def _drawn(samples: Integers, purpose: np.int64) -> Floats:

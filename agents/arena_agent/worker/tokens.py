@@ -48,13 +48,9 @@ class TokenCorpus:
         """Length and digest of the two ends, so that a huge file is not read whole."""
         return _fingerprint(self.tokens)
 
-    def samples(self, ids: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the tokens of samples, shape ``[len(ids), seq_len + 1]``."""
-        return _rows(self.tokens, ids, self.seq_len, width=self.seq_len + 1, vocab_size=self.vocab_size)
-
     def batch(self, ids: Sequence[int], positions: Sequence[int]) -> Batch:
         """Return samples; nothing about them is random."""
-        rows = self.samples(ids)
+        rows = _rows(self.tokens, ids, self.seq_len, width=self.seq_len + 1, vocab_size=self.vocab_size)
         return Batch(inputs=rows[:, :-1], targets=rows[:, 1:])
 
 
