@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from arena_agent.checkpoints.manifest import Manifest
 from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.checkpoint import CheckpointStore, StatePiece
 from tests.fakes.checkpoint_places import FINGERPRINT, SHAPES, manifest_of, share, value_at
+from tests.fakes.forking import forking
 
 
 @dataclass
@@ -108,8 +108,7 @@ def start_ranks(body: Body, directory: Path, world_size: int) -> list[BaseProces
     """Start ranks that run a function; they are forked from a process that has torch loaded."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "store").unlink(missing_ok=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fakes.checkpoint_ranks"])
+    context = forking()
     processes = [
         context.Process(target=_rank_main, args=(body, directory, rank, world_size), name=f"rank {rank}")
         for rank in range(world_size)

@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -180,8 +181,10 @@ def assembled(manifest: Manifest, indexes: Sequence[RankIndex]) -> Manifest:
             entry = manifest.tensors.get(name)
             if entry is not None and entry.dtype != index.dtypes[name]:
                 raise CheckpointError(f"{index.file} has {name} as {index.dtypes[name]}, not {entry.dtype}")
-    require_names(pieces, manifest.tensors, name=step_name(manifest.step))
-    tensors = {name: replace(entry, pieces=tuple(pieces[name])) for name, entry in manifest.tensors.items()}
+    # Of a tensor without elements no rank need hold anything.
+    empty = {name for name, entry in manifest.tensors.items() if not prod(entry.shape)}
+    require_names(pieces.keys() | empty, manifest.tensors, name=step_name(manifest.step))
+    tensors = {name: replace(entry, pieces=tuple(pieces.get(name, ()))) for name, entry in manifest.tensors.items()}
     whole = replace(manifest, tensors=tensors, files={index.file: index.entry for index in indexes})
     require_coverage(whole)
     return whole
