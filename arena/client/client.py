@@ -207,12 +207,12 @@ class ArenaClient:
             job_id=job_id,
             node_id=node_id,
             kinds=[kind.value for kind in kinds],
-            kinds_left_out=[kind.value for kind in left_out],
+            kinds_understood=[kind.value for kind in EntryKind if kind not in left_out],
             follow=follow,
         )
         for response in self._resumed(request, deadline_s):
             for message in response.entries:
-                if message.kind not in left_out:  # an older scheduler does not know what to leave out
+                if message.kind not in left_out:  # an older scheduler leaves nothing out
                     yield codec.entry_from_proto(message)
 
     def stream_logs(

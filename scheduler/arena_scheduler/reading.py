@@ -40,12 +40,11 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryQuery:
-    """Which history entries; an empty set of kinds means every kind, less those left out."""
+    """Which history entries; an empty set of kinds means every kind."""
 
     job_id: JobId | None = None
     node_id: NodeId | None = None
     kinds: frozenset[EntryKind] = frozenset()
-    kinds_left_out: frozenset[EntryKind] = frozenset()
 
     def matches(self, entry: HistoryEntry) -> bool:
         """Tell whether an entry is asked for."""
@@ -53,7 +52,6 @@ class HistoryQuery:
             (self.job_id is None or entry.job_id == self.job_id)
             and (self.node_id is None or entry.node_id == self.node_id)
             and (not self.kinds or entry.kind in self.kinds)
-            and entry.kind not in self.kinds_left_out
         )
 
 

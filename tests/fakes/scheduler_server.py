@@ -266,7 +266,7 @@ def _matches(entry: HistoryEntry, request: Any) -> bool:
         (not request.HasField("job_id") or entry.job_id == request.job_id)
         and (not request.HasField("node_id") or entry.node_id == request.node_id)
         and (not request.kinds or entry.kind.value in request.kinds)
-        and entry.kind.value not in request.kinds_left_out
+        and (not request.kinds_understood or entry.kind.value in request.kinds_understood)
     )
 
 

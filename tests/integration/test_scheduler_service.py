@@ -13,8 +13,11 @@ import trustme
 import yaml
 
 from arena.domain.cluster import ClusterShape
+from arena.domain.events import Tick
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
+from arena.domain.records import EntryKind, HistoryEntry
+from arena.engine.ports import Step
 from arena.errors import (
     AlreadyRunningError,
     ArenaError,
@@ -190,9 +193,25 @@ async def test_events_are_numbered_filtered_and_followed(tmp_path: Path) -> None
         entries = await client.entries()
         assert [entry.index for entry in entries] == list(range(1, len(entries) + 1))
         assert {entry.job_id for entry in await client.entries(job_id=second)} == {second}
-        kinds = {entry.kind for entry in await client.entries(kinds_left_out=["job_submitted", "of_a_later_version"])}
-        assert kinds == {entry.kind for entry in entries} - {"job_submitted"}
         assert json.loads(seen[-1].data_json)["name"] == "b"
+
+
+async def test_a_client_gets_only_the_kinds_of_events_it_understands(tmp_path: Path) -> None:
+    store = MemoryStore()
+    evaluated = HistoryEntry(index=1, at_s=0.0, kind=EntryKind.JOB_EVALUATED, message="")
+    progress = HistoryEntry(index=2, at_s=0.0, kind=EntryKind.JOB_PROGRESS, message="")
+    store.commit([Step(event=Tick(), at_s=0.0, history=(evaluated, progress))])
+    async with cluster_of(quick_config(tmp_path), store=store) as cluster:
+        client = cluster.client()
+
+        async def indexes(**fields: object) -> set[int]:
+            return {entry.index for entry in await client.entries(**fields)} & {1, 2}
+
+        assert await indexes() == {2}  # a client older than evaluations could not read them
+        assert await indexes(kinds_understood=[kind.value for kind in EntryKind]) == {1, 2}
+        assert await indexes(kinds_understood=["job_evaluated", "of_a_later_version"]) == {1}
+        assert await indexes(kinds_understood=["of_a_later_version"]) == {2}
+        assert await indexes(kinds=["job_evaluated"]) == {1}
 
 
 async def test_lists_are_paged_and_complete(tmp_path: Path) -> None:

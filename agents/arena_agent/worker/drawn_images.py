@@ -25,7 +25,7 @@ _CYCLES_MIN = 2.0
 _SHIFT_RADIANS_MAX = np.pi / 3
 _TILT_SHARE_MAX = 0.2
 _NOISE_DEVIATION = 0.6
-# Coarser than the differences between two machines' cosines, so that both draw the same pixels.
+# Much coarser than the differences between two machines' cosines, so that they draw the same pixels.
 _PIXEL_STEPS = 64.0
 _KEY = key_of("drawn-images", 1)
 _SHIFT, _TILT, _STRENGTH, _CHANNEL, _NOISE = (np.int64(purpose) for purpose in range(5))

@@ -355,7 +355,7 @@ class StreamEventsRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
-    KINDS_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    KINDS_UNDERSTOOD_FIELD_NUMBER: _builtins.int
     after_index: _builtins.int
     """Entries with a greater index."""
     job_id: _builtins.str
@@ -365,10 +365,14 @@ class StreamEventsRequest(_message.Message):
     @_builtins.property
     def hello(self) -> _common_pb2.Hello: ...
     @_builtins.property
-    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only entries of these kinds."""
+
     @_builtins.property
-    def kinds_left_out(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Wins over `kinds`. Words that the server does not know are ignored, so that a newer client may name them."""
+    def kinds_understood(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Without `kinds`: only entries of these kinds, words that the server does not know being ignored. A client names all
+        that it can read and wants; one that names none of them gets the kinds of the first contract.
+        """
 
     def __init__(
         self,
@@ -379,11 +383,11 @@ class StreamEventsRequest(_message.Message):
         node_id: _builtins.str | None = ...,
         kinds: _abc.Iterable[_builtins.str] | None = ...,
         follow: _builtins.bool = ...,
-        kinds_left_out: _abc.Iterable[_builtins.str] | None = ...,
+        kinds_understood: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_job_id", b"_job_id", "_node_id", b"_node_id", "hello", b"hello", "job_id", b"job_id", "node_id", b"node_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_job_id", b"_job_id", "_node_id", b"_node_id", "after_index", b"after_index", "follow", b"follow", "hello", b"hello", "job_id", b"job_id", "kinds", b"kinds", "kinds_left_out", b"kinds_left_out", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_job_id", b"_job_id", "_node_id", b"_node_id", "after_index", b"after_index", "follow", b"follow", "hello", b"hello", "job_id", b"job_id", "kinds", b"kinds", "kinds_understood", b"kinds_understood", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__job_id: _TypeAlias = _typing.Literal["job_id"]  # noqa: Y015
     _WhichOneofArgType__job_id: _TypeAlias = _typing.Literal["_job_id", b"_job_id"]  # noqa: Y015

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Literal
 
 from arena.domain.events import JobWishChanged
@@ -26,6 +26,8 @@ from arena_scheduler.services.streams import EventStreams, LogStreams
 from arena_scheduler.submission import Submission
 
 SPEC_BYTES_MAX = 1_000_000
+# A client that is older than these cannot read an entry of such a kind.
+_LATER_KINDS = frozenset({EntryKind.JOB_EVALUATED})
 JOBS_PER_PAGE = 100
 JOBS_PER_PAGE_MAX = 500
 
@@ -167,8 +169,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         query = HistoryQuery(
             job_id=JobId(request.job_id) if request.HasField("job_id") else None,
             node_id=NodeId(request.node_id) if request.HasField("node_id") else None,
-            kinds=kinds,
-            kinds_left_out=frozenset(kind for kind in EntryKind if kind.value in request.kinds_left_out),
+            kinds=kinds or _kinds_for(request.kinds_understood),
         )
         if query.job_id is not None:
             await self._job(query.job_id)
@@ -196,6 +197,13 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
                 data=chunk.data,
                 dropped_bytes=chunk.dropped_bytes,
             )
+
+
+def _kinds_for(understood: Iterable[str]) -> frozenset[EntryKind]:
+    """Return the kinds that a client gets that asked for none in particular."""
+    words = frozenset(understood)
+    known = frozenset(kind for kind in EntryKind if kind.value in words)
+    return known or frozenset(EntryKind) - _LATER_KINDS
 
 
 def _no_job(name: str) -> NotFoundError:

@@ -75,8 +75,6 @@ class SqliteReader:
             conditions.append(HISTORY.c.node_id == query.node_id)
         if query.kinds:
             conditions.append(HISTORY.c.kind.in_(sorted(kind.value for kind in query.kinds)))
-        if query.kinds_left_out:
-            conditions.append(HISTORY.c.kind.not_in(sorted(kind.value for kind in query.kinds_left_out)))
         statement = select(HISTORY.c.data).where(*conditions).order_by(HISTORY.c.entry_index).limit(count_max)
         with self._engine.begin() as connection:
             return tuple(HISTORY_JSON.validate_json(text) for text in connection.scalars(statement))
