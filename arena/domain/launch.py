@@ -22,6 +22,9 @@ AttemptId = NewType("AttemptId", str)
 NodeId = NewType("NodeId", str)
 DeviceId = NewType("DeviceId", str)
 
+# Users' programs report too, and what they say is stored and sent: a number must fit its field there.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
 ATTEMPT_ID_VARIABLE = "ARENA_ATTEMPT_ID"
 LAUNCH_VARIABLE = "ARENA_LAUNCH"
 REPORT_VARIABLE = "ARENA_REPORT"
@@ -124,9 +127,9 @@ class Evaluated:
     """
 
     kind: Literal["evaluated"] = "evaluated"
-    step: int
+    step: Count
     loss: float
-    sample_count: int
+    sample_count: Count
     evaluate_s: float
     accuracy: float | None = None
 
