@@ -174,3 +174,6 @@ def test_the_targets_of_each_sample_are_known_in_advance(shape: dict[str, Any], 
     batch = open_corpora(spec).training.batch(range(6), range(6))
     assert targets_per_sample(spec.model) == count
     assert (batch.targets != IGNORED_TARGET).sum(axis=1).tolist() == [count] * 6
+    for array in (batch.inputs, batch.targets):
+        assert array.flags.c_contiguous
+        assert array.flags.writeable

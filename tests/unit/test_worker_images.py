@@ -85,6 +85,8 @@ def test_image_files_are_read_and_scaled(tmp_path: Path) -> None:
     np.testing.assert_allclose(batch.inputs.std(axis=(0, 2, 3)), np.ones(CHANNELS), atol=1e-4)
     assert batch.inputs.dtype == np.float32
     assert batch.targets.dtype == np.int64
+    assert batch.inputs.flags.c_contiguous
+    assert batch.inputs.flags.writeable
 
 
 def test_a_channel_without_contrast_stays_finite(tmp_path: Path) -> None:

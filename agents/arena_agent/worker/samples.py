@@ -23,7 +23,7 @@ class DataError(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Samples, one a row.
+    """Samples, one a row, in contiguous arrays of its own that may be written to.
 
     Args:
         inputs: Tokens, int64 ``[n, seq_len]``; or images of roughly zero mean and unit variance, float32

@@ -51,7 +51,7 @@ class TokenCorpus:
     def batch(self, ids: Sequence[int], positions: Sequence[int]) -> Batch:
         """Return samples; nothing about them is random."""
         rows = _rows(self.tokens, ids, self.seq_len, width=self.seq_len + 1, vocab_size=self.vocab_size)
-        return Batch(inputs=rows[:, :-1], targets=rows[:, 1:])
+        return Batch(inputs=np.ascontiguousarray(rows[:, :-1]), targets=np.ascontiguousarray(rows[:, 1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
