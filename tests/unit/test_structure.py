@@ -75,6 +75,8 @@ def test_every_module_says_what_it_is_for() -> None:
         ("arena_agent.app", ("torch", "sqlalchemy")),
         ("arena_scheduler.app", ("torch",)),
         ("arena_agent.worker.main", ("grpc", "sqlalchemy")),
+        ("arena_agent.checkpoints.audit", ("torch", "grpc", "click")),
+        ("arena_agent.checkpoints.place", ("torch", "grpc", "click")),
     ],
 )
 def test_a_start_imports_only_what_it_needs(module: str, forbidden: tuple[str, ...]) -> None:
