@@ -1,241 +1,218 @@
-"""Lays a model out on the ranks of a plan: device mesh, tensor parallelism, sharding, pipeline schedule."""
+"""Lays a model out on the ranks of a plan and runs steps through it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-)
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    parallelize_module,
-)
-from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch import Tensor
 
 from arena.domain.job import TrainSpec
-from arena.domain.parallel import ParallelPlan, Schedule, even_split
-from arena_agent.worker.batches import micro_batch_count
+from arena.domain.micro_batches import MicroBatch, micro_batches
+from arena.domain.parallel import ParallelPlan
+from arena.domain.schedule import Action, Orders, Pass, schedule_of
+from arena_agent.worker.collectives import TensorGroup
+from arena_agent.worker.data import targets_per_sample
+from arena_agent.worker.feed import Feed
+from arena_agent.worker.flat import Bank, build_bank
+from arena_agent.worker.groups import Groups, make_groups
 from arena_agent.worker.loss import summed_cross_entropy
-from arena_agent.worker.model import Chunk, ChunkSpec
-
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinate:
-    """Where a rank stands in the plan; ranks run stage first, then replica, then tensor-parallel index."""
-
-    pp: int
-    dp: int
-    tp: int
-
-    @classmethod
-    def of(cls, rank: int, plan: ParallelPlan) -> Coordinate:
-        """Return the coordinate of a global rank."""
-        return cls(pp=rank // (plan.dp * plan.tp), dp=rank // plan.tp % plan.dp, tp=rank % plan.tp)
+from arena_agent.worker.models.chunk import Chunk
+from arena_agent.worker.models.environment import Environment, ExpertGroup
+from arena_agent.worker.placement import Coordinate, Placement
+from arena_agent.worker.wires import Itinerary, Wires, itinerary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """How one global batch runs through the pipeline, as seen by a rank.
+
+    Args:
+        batches: Its micro-batches.
+        actions: What this rank does, in order.
+        messages: What it sends and receives.
+    """
+
+    batches: tuple[MicroBatch, ...]
+    actions: tuple[Action, ...]
+    messages: Itinerary
+
+
+@dataclass(slots=True, kw_only=True)
 class Layout:
     """A rank's share of the model and how a step runs through it.
 
     Args:
-        plan: The whole plan.
+        train: The job's training part.
+        placement: Who holds what.
         at: This rank's coordinate.
-        mesh: Device mesh ``pp x dp x tp``.
-        device: Where this rank computes.
-        chunks: This rank's model chunks, in pipeline order.
-        pipeline: The schedule; None without pipelining.
-        loss_of: Maps logits (this rank's part of the vocabulary) and targets of a micro-batch to its share of the
-            global mean loss.
+        groups: Process groups.
+        device, dtype: Where and in what precision this rank computes.
+        bank: The rank's parameters.
+        chunks: Its model chunks by their index in the pipeline.
     """
 
-    plan: ParallelPlan
+    train: TrainSpec
+    placement: Placement
     at: Coordinate
-    mesh: DeviceMesh
+    groups: Groups
     device: torch.device
-    chunks: tuple[Chunk, ...]
-    pipeline: Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B | None
-    loss_of: LossFunction
+    dtype: torch.dtype
+    bank: Bank
+    chunks: dict[int, Chunk]
+    _steps: dict[tuple[int, bool], StepPlan] = field(default_factory=dict)
 
     @property
-    def feeds_inputs(self) -> bool:
-        """Whether this rank holds the first chunk."""
-        return self.chunks[0].is_first
+    def plan(self) -> ParallelPlan:
+        """The whole plan."""
+        return self.placement.plan
 
     @property
     def computes_loss(self) -> bool:
-        """Whether this rank holds the last chunk."""
-        return self.chunks[-1].is_last
+        """Whether this rank holds the model's end and counts its loss: ranks of a replica have the same."""
+        return self.at.stage == self.plan.pp - 1 and self.at.tp_index == 0
+
+    def step_plan(self, sample_count: int, *, is_training: bool = True) -> StepPlan:
+        """Return how a batch of so many samples runs; made once for each size."""
+        key = (sample_count, is_training)
+        if key not in self._steps:
+            batches = micro_batches(self.plan, sample_count)
+            orders = schedule_of(self.plan, batches)
+            if not is_training:
+                orders = _forward_only(orders)
+            self._steps[key] = StepPlan(
+                batches=batches,
+                actions=orders[self.at.stage, self.at.replica],
+                messages=itinerary(self.placement, batches, orders, self.at.rank),
+            )
+        return self._steps[key]
+
+    def run(self, plan: StepPlan, feed: Feed) -> list[Tensor]:
+        """Run a step's passes; gradients add up in the bank.
+
+        Returns:
+            This rank's summed losses of counted micro-batches, and right answers for classes; both divided by the
+            number of targets of the batch.
+        """
+        pass_ = _Passes(layout=self, plan=plan, feed=feed, wires=self._wires(plan))
+        return pass_.run()
+
+    def _wires(self, plan: StepPlan) -> Wires:
+        return Wires(
+            placement=self.placement,
+            batches=plan.batches,
+            plan=plan.messages,
+            rank=self.at.rank,
+            groups=self.groups,
+            dtype=self.dtype,
+            device=self.device,
+        )
 
 
-def chunk_specs(plan: ParallelPlan) -> tuple[ChunkSpec, ...]:
-    """Return all chunks in pipeline order; chunk ``c`` belongs to pipeline rank ``c % pp``."""
-    splits = [even_split(stage.layer_count, plan.virtual_stage_count) for stage in plan.stages]
-    counts = [split[turn] for turn in range(plan.virtual_stage_count) for split in splits]
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
-    return tuple(
-        ChunkSpec(stage_index=index, stage_count=len(counts), layers=range(first, first + count))
-        for index, (first, count) in enumerate(zip(firsts, counts, strict=True))
-    )
+@dataclass(slots=True, kw_only=True)
+class _Passes:
+    """One step under way; ``kept`` holds input and output of forward passes that wait for their backward pass."""
+
+    layout: Layout
+    plan: StepPlan
+    feed: Feed
+    wires: Wires
+    kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
+    right: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def run(self) -> list[Tensor]:
+        self.loss = torch.zeros((), device=self.layout.device)
+        self.right = torch.zeros((), device=self.layout.device)
+        last_backward = {action.chunk: action for action in self.plan.actions if action.direction is Pass.BACKWARD}
+        is_training = bool(last_backward)
+        with torch.set_grad_enabled(is_training):
+            for action in self.plan.actions:
+                if action.direction is Pass.FORWARD:
+                    self._forward(action, is_kept=is_training)
+                else:
+                    self._backward(action, is_last=last_backward[action.chunk] == action)
+        self.wires.finish()
+        return [self.loss, self.right]
+
+    def _forward(self, action: Action, *, is_kept: bool) -> None:
+        chunk = self.layout.chunks[action.chunk]
+        if chunk.spec.is_first:
+            x = self.feed.inputs(action.micro_batch)
+        else:
+            x = self.wires.receive(action).requires_grad_(is_kept)
+        y = chunk(x, self.feed.rows(action.micro_batch))
+        if chunk.spec.is_last:
+            y = self._loss(y, action.micro_batch, chunk)
+        else:
+            self.wires.send(action, y)
+        if is_kept:
+            self.kept[action.chunk, action.micro_batch] = (x, y)
+
+    def _backward(self, action: Action, *, is_last: bool) -> None:
+        x, y = self.kept.pop((action.chunk, action.micro_batch))
+        bank = self.layout.bank
+        gradient = None if self.layout.chunks[action.chunk].spec.is_last else self.wires.receive(action)
+        bank.start_backward(action.chunk, is_last=is_last)
+        torch.autograd.backward(y, gradient)
+        bank.end_backward()
+        if x.grad is not None:
+            self.wires.send(action, x.grad)
+
+    def _loss(self, logits: Tensor, micro_batch: int, chunk: Chunk) -> Tensor:
+        targets = self.feed.targets(micro_batch)
+        count = self._target_count()
+        loss = summed_cross_entropy(logits, targets, chunk.logits_group) / count
+        self.loss += loss.detach()
+        if self.layout.train.model.is_image_model:
+            self.right += (logits.argmax(-1) == targets).sum() / count
+        return loss
+
+    def _target_count(self) -> int:
+        rows = sum(len(batch.rows) for batch in self.plan.batches)
+        return rows * targets_per_sample(self.layout.train.model)
+
+
+def _forward_only(orders: Orders) -> Orders:
+    return {
+        place: tuple(action for action in actions if action.direction is Pass.FORWARD)
+        for place, actions in orders.items()
+    }
 
 
 def build_layout(train: TrainSpec, plan: ParallelPlan, *, rank: int, device: torch.device) -> Layout:
-    """Build this rank's chunks with uninitialised parameters on ``device``; a collective over all ranks."""
-    at = Coordinate.of(rank, plan)
-    mesh = init_device_mesh(device.type, (plan.pp, plan.dp, plan.tp), mesh_dim_names=("pp", "dp", "tp"))
-    specs = chunk_specs(plan)[at.pp :: plan.pp]
-    chunks = tuple(_build_chunk(train, plan, spec, mesh, device) for spec in specs)
-    loss_of = _loss_function(train.tokens_per_step, mesh, plan.tp)
-    pipeline = None
-    if plan.pp > 1:
-        stages = [
-            _pipeline_stage(train, plan, chunk, spec, mesh, device) for chunk, spec in zip(chunks, specs, strict=True)
-        ]
-        pipeline = _schedule(plan, stages, micro_batch_count(plan, train.global_batch, at.dp), loss_of)
-    return Layout(plan=plan, at=at, mesh=mesh, device=device, chunks=chunks, pipeline=pipeline, loss_of=loss_of)
-
-
-def _build_chunk(
-    train: TrainSpec, plan: ParallelPlan, spec: ChunkSpec, mesh: DeviceMesh, device: torch.device
-) -> Chunk:
-    with torch.device("meta"):
-        chunk = Chunk(train.model, spec, recompute=plan.recompute, uses_bf16=train.precision == "bf16")
-    if plan.tp > 1:
-        parallelize_module(chunk, mesh["tp"], _tensor_parallel_styles(chunk))
-    if plan.zero and plan.dp > 1:
-        _shard(chunk, plan, mesh["dp"])
-    chunk.to_empty(device=device)
-    if isinstance(chunk, FSDPModule):
-        # Settles the sharded storage now, so that views taken of it stay valid.
-        chunk.unshard()
-        chunk.reshard()
-    return chunk
-
-
-def _tensor_parallel_styles(chunk: Chunk) -> dict[str, ParallelStyle]:
-    styles: dict[str, ParallelStyle] = {}
-    for name, module in chunk.named_modules():
-        leaf = name.rpartition(".")[2]
-        if leaf == "attn":
-            # One DTensor for all projections, so that their input gradients are summed before one all-reduce.
-            whole = (Replicate(), None)
-            styles[name] = PrepareModuleInput(input_layouts=whole, desired_input_layouts=whole)
-        elif leaf == "mlp":
-            styles[name] = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
-        elif leaf in {"wq", "wk", "wv", "w_gate", "w_in"}:
-            styles[name] = ColwiseParallel()
-        elif leaf in {"wo", "w_out"}:
-            styles[name] = RowwiseParallel()
-        elif leaf == "embed" and isinstance(module, nn.Embedding):
-            styles[name] = RowwiseParallel(input_layouts=Replicate())
-        elif leaf == "head":
-            styles[name] = ColwiseParallel()
-    return styles
-
-
-def _shard(chunk: Chunk, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """Shard over data parallelism: zero 3 drops gathered parameters after use, zero 1 and 2 keep them for the step."""
-    parts: list[nn.Module] = [*chunk.layers.values(), chunk]
-    for part in parts:
-        fully_shard(part, mesh=mesh, reshard_after_forward=plan.zero == 3)
-        assert isinstance(part, FSDPModule)
-        # The loss is already divided by the tokens of the global batch, so gradients are summed, not averaged.
-        part.set_gradient_divide_factor(1.0)
-        part.set_force_sum_reduction_for_comms(True)
-
-
-def _loss_function(token_count: int, mesh: DeviceMesh, tp: int) -> LossFunction:
-    group = mesh["tp"].get_group() if tp > 1 else None
-
-    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        return summed_cross_entropy(logits, targets, group) / token_count
-
-    return loss_of
-
-
-def _pipeline_stage(  # noqa: PLR0917 - one private call site
-    train: TrainSpec,
-    plan: ParallelPlan,
-    chunk: Chunk,
-    spec: ChunkSpec,
-    mesh: DeviceMesh,
-    device: torch.device,
-) -> PipelineStage:
-    rows, seq_len = plan.micro_batch_size, train.model.seq_len
-    hidden = torch.empty(rows, seq_len, train.model.hidden, device="meta", requires_grad=True)
-    tokens = torch.empty(rows, seq_len, dtype=torch.int64, device="meta")
-    logits_dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
-    logits = torch.empty(
-        rows, seq_len, train.model.vocab_size // plan.tp, dtype=logits_dtype, device="meta", requires_grad=True
+    """Lay out this rank's chunks with undefined values; a collective over all ranks."""
+    placement = Placement(spec=train.model, plan=plan)
+    groups = make_groups(placement, rank)
+    dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
+    bank = build_bank(placement, rank, groups, plan.zero, dtype, device)
+    env = Environment(
+        spec=train.model,
+        parameters=bank.parameters,
+        tensor=_tensor_group(placement, groups, rank),
+        expert=_expert_group(placement, groups, rank),
+        recompute=plan.recompute,
     )
-    return PipelineStage(
-        chunk,
-        spec.stage_index,
-        spec.stage_count,
-        device,
-        input_args=tokens if spec.is_first else hidden,
-        output_args=logits if spec.is_last else hidden,
-        group=mesh["pp"].get_group(),
+    at = placement.ranks[rank]
+    chunks = {spec.index: Chunk(env, spec) for spec in placement.chunks[at.stage :: plan.pp]}
+    bank.attach(chunks.values())
+    return Layout(
+        train=train, placement=placement, at=at, groups=groups, device=device, dtype=dtype, bank=bank, chunks=chunks
     )
 
 
-def _schedule(
-    plan: ParallelPlan, stages: Sequence[PipelineStage], count: int, loss_of: LossFunction
-) -> Schedule1F1B | ScheduleGPipe | ScheduleInterleaved1F1B:
-    if plan.schedule is Schedule.INTERLEAVED:
-        return ScheduleInterleaved1F1B(list(stages), count, loss_fn=loss_of, scale_grads=False)
-    # With fewer micro-batches than stages 1F1B never leaves its warm-up: that is GPipe's order, which torch allows.
-    if plan.schedule is Schedule.GPIPE or count < plan.pp:
-        return ScheduleGPipe(stages[0], count, loss_fn=loss_of, scale_grads=False)
-    return Schedule1F1B(stages[0], count, loss_fn=loss_of, scale_grads=False)
+def _tensor_group(placement: Placement, groups: Groups, rank: int) -> TensorGroup:
+    members = next(members for members in placement.tensor_groups if rank in members)
+    return TensorGroup(
+        group=groups.layer.get(members),
+        size=len(members),
+        index=members.index(rank),
+        is_sequence_split=placement.plan.sequence_parallel and len(members) > 1,
+    )
 
 
-def run_micro_batches(layout: Layout, inputs: Tensor, targets: Tensor) -> float:
-    """Run forward and backward over a replica's micro-batches; gradients accumulate.
-
-    Args:
-        layout: The rank's layout.
-        inputs: Tokens ``[rows, seq]``, read by ranks that hold the first chunk.
-        targets: Tokens one further, read by ranks that hold the last chunk.
-
-    Returns:
-        This rank's share of the global loss; zero on ranks that do not compute it.
-    """
-    if layout.pipeline is None:
-        return _run_alone(layout, inputs, targets)
-    losses: list[Tensor] = []
-    arguments = (inputs,) if layout.feeds_inputs else ()
-    goal = targets if layout.computes_loss else None
-    layout.pipeline.step(*arguments, target=goal, losses=losses, return_outputs=False)
-    return sum(float(loss) for loss in losses) if layout.computes_loss else 0.0
-
-
-def _run_alone(layout: Layout, inputs: Tensor, targets: Tensor) -> float:
-    chunk = layout.chunks[0]
-    size = layout.plan.micro_batch_size
-    starts = range(0, len(inputs), size)
-    total = torch.zeros((), device=layout.device)
-    for start in starts:
-        if isinstance(chunk, FSDPModule):
-            is_last = start == starts[-1]
-            # Zero 1 shards the optimizer alone: gradients stay whole until the step's last micro-batch.
-            chunk.set_requires_gradient_sync(is_last or layout.plan.zero > 1)
-            chunk.set_is_last_backward(is_last)
-        logits = chunk(inputs[start : start + size])
-        loss = layout.loss_of(logits, targets[start : start + size])
-        torch.autograd.backward(loss)
-        total += loss.detach()
-    return float(total)
+def _expert_group(placement: Placement, groups: Groups, rank: int) -> ExpertGroup:
+    if placement.plan.expert_parallel == 1:
+        return ExpertGroup()
+    members = next(members for members in placement.expert_groups if rank in members)
+    return ExpertGroup(group=groups.layer[members], size=len(members), index=members.index(rank))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from arena_agent.worker.batches import IGNORED_TARGET
+from arena_agent.worker.data import IGNORED_TARGET
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:

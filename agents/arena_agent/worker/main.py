@@ -17,16 +17,16 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from arena.domain.capability import unsupported
 from arena.domain.job import TrainSpec
 from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
 from arena.domain.parallel import ParallelPlan
 from arena.errors import SpecError, UserError
-from arena_agent.worker.capability import unsupported
+from arena_agent.checkpoints.fence import Fence
+from arena_agent.checkpoints.manifest import CheckpointError
 from arena_agent.worker.checkpoint import CheckpointStore
-from arena_agent.worker.data import Corpus, DataError, open_corpus
-from arena_agent.worker.fence import Fence
+from arena_agent.worker.data import Corpora, DataError, open_corpora
 from arena_agent.worker.layout import build_layout
-from arena_agent.worker.manifest import CheckpointError
 from arena_agent.worker.rendezvous import PortTakenError, meet
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.train import StopRequest, Trainer
@@ -63,12 +63,12 @@ class RankEnvironment:
             raise SpecError(f"the worker's environment lacks {error.args[0]}") from None
 
 
-def run_rank(environ: Mapping[str, str], *, corpus_of: Callable[[TrainSpec], Corpus] = open_corpus) -> int:
+def run_rank(environ: Mapping[str, str], *, corpora_of: Callable[[TrainSpec], Corpora] = open_corpora) -> int:
     """Run one rank to its end.
 
     Args:
         environ: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ARENA_LAUNCH, ARENA_REPORT.
-        corpus_of: Opens the data.
+        corpora_of: Opens the data.
 
     Returns:
         The exit code: 0 when the job finished or stopped as asked, 1 after an error that was reported.
@@ -82,7 +82,7 @@ def run_rank(environ: Mapping[str, str], *, corpus_of: Callable[[TrainSpec], Cor
         return 1
     try:
         began_s = time.monotonic()
-        trainer = build_trainer(where, stop, corpus_of)
+        trainer = build_trainer(where, stop, corpora_of)
         trainer.prepare(rendezvous_s=time.monotonic() - began_s)
         trainer.run()
     except Exception as error:  # noqa: BLE001 - the outermost frame of the rank
@@ -94,12 +94,12 @@ def run_rank(environ: Mapping[str, str], *, corpus_of: Callable[[TrainSpec], Cor
 
 
 def build_trainer(
-    where: RankEnvironment, stop: StopRequest, corpus_of: Callable[[TrainSpec], Corpus] = open_corpus
+    where: RankEnvironment, stop: StopRequest, corpora_of: Callable[[TrainSpec], Corpora] = open_corpora
 ) -> Trainer:
     """Read the launch, meet the other ranks and lay the model out; nothing is loaded yet."""
     launch = LAUNCH_JSON.validate_json(where.launch_path.read_bytes())
     train, plan = _checked(launch, where)
-    corpus = _opened(corpus_of, train)
+    corpora = _opened(corpora_of, train)
     device = _device(launch, where)
     ranks = meet(
         rank=where.rank,
@@ -114,9 +114,15 @@ def build_trainer(
         launch=launch,
         train=train,
         layout=build_layout(train, plan, rank=where.rank, device=device),
-        corpus=corpus,
+        corpora=corpora,
         ranks=ranks,
-        store=CheckpointStore(root=root, fence=fence, keep=launch.spec.checkpoint.keep, ranks=ranks),
+        store=CheckpointStore(
+            root=root,
+            fence=fence,
+            keep=launch.spec.checkpoint.keep,
+            quota_bytes=launch.spec.checkpoint.quota_bytes,
+            ranks=ranks,
+        ),
         reporter=Reporter(path=where.report_path) if where.rank == 0 else None,
         stop=stop,
     )
@@ -126,7 +132,7 @@ def _checked(launch: Launch, where: RankEnvironment) -> tuple[TrainSpec, Paralle
     train, plan = launch.spec.train, launch.plan
     if train is None or plan is None:
         raise SpecError("the launch holds no model to train and no plan")
-    if reason := unsupported(launch.spec, plan):
+    if reason := unsupported(train, plan):
         raise SpecError(f"the worker cannot run plan {plan}", why=reason)
     if plan.gpu_count != where.world_size:
         raise SpecError(
@@ -135,9 +141,9 @@ def _checked(launch: Launch, where: RankEnvironment) -> tuple[TrainSpec, Paralle
     return train, plan
 
 
-def _opened(corpus_of: Callable[[TrainSpec], Corpus], train: TrainSpec) -> Corpus:
+def _opened(corpora_of: Callable[[TrainSpec], Corpora], train: TrainSpec) -> Corpora:
     try:
-        return corpus_of(train)
+        return corpora_of(train)
     except OSError as error:
         raise DataError("the data cannot be read", why=str(error)) from error
 

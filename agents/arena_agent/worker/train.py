@@ -1,21 +1,23 @@
-"""The training loop of one rank: steps, saves, the agreement to stop, and the end."""
+"""The training loop of one rank: steps, saves, evaluations, the agreement to stop, and the end."""
 
 from __future__ import annotations
 
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from arena.domain.job import JobSpec, TrainSpec
 from arena.domain.launch import (
     CheckpointFailed,
     CheckpointSaved,
+    Evaluated,
     Finished,
     Finishing,
     Launch,
@@ -24,28 +26,21 @@ from arena.domain.launch import (
     Stopped,
 )
 from arena.errors import UserError
+from arena_agent.checkpoints.export import export_model
+from arena_agent.checkpoints.fence import FencedError
+from arena_agent.checkpoints.manifest import CheckpointError, Manifest, step_name
 from arena_agent.worker.agreement import Ranks
-from arena_agent.worker.batches import micro_batch_count, replica_batch, replica_shares
-from arena_agent.worker.checkpoint import CheckpointStore, training_state
-from arena_agent.worker.data import Corpus
-from arena_agent.worker.export import export_model
-from arena_agent.worker.fence import FencedError
-from arena_agent.worker.layout import Layout, run_micro_batches
+from arena_agent.worker.checkpoint import CheckpointStore, PendingSave, StatePiece
+from arena_agent.worker.data import Corpora
+from arena_agent.worker.feed import Feed
+from arena_agent.worker.flat import Run
+from arena_agent.worker.layout import Layout
 from arena_agent.worker.learning_rate import decay_steps, learning_rate
-from arena_agent.worker.manifest import FORMAT, CheckpointError, Manifest, step_name
-from arena_agent.worker.model import parameter_names
-from arena_agent.worker.optimizer import (
-    HeldParameter,
-    build_optimizer,
-    clip,
-    collect_gradients,
-    held_parameters,
-    initialise,
-    set_step,
-    squared_norm,
-)
+from arena_agent.worker.models.environment import StepRecord
+from arena_agent.worker.optimizer import build_optimizer, clip, initialise, set_step, squared_norm
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.sample_order import SampleOrder
+from arena_agent.worker.state import fingerprint, manifest_of, state_pieces
 
 
 class DivergedError(UserError):
@@ -67,11 +62,30 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What all ranks know after a step."""
+    """What all ranks know after a step.
+
+    Args:
+        loss: Mean loss of the global batch, the experts' balance loss included.
+        norm_squared: Squared gradient norm of the whole model.
+        is_stop_asked, is_time_over: Whether any rank was asked to stop; whether the job's time is used up.
+        written_count: Ranks that have written their part of the pending save.
+        routed: Tokens sent to each expert of each layer, flat; empty without experts.
+    """
 
     loss: float
+    norm_squared: float
     is_stop_asked: bool
     is_time_over: bool
+    written_count: int
+    routed: Tensor
+
+
+@dataclass(slots=True)
+class _Saving:
+    """A save that is being written, and when it began."""
+
+    pending: PendingSave
+    began_s: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,29 +96,33 @@ class Trainer:
         launch: What the rank was told.
         train: The job's training part.
         layout: The rank's share of the model.
-        corpus: The data.
+        corpora: The data.
         ranks: All ranks of the attempt.
         store: The checkpoint place.
         reporter: Where rank 0 reports; None on the others.
         stop: The request to stop.
         clock: Monotonic seconds.
+        step: Optimizer steps done.
+        durable_step: The step that the newest checkpoint holds.
     """
 
     launch: Launch
     train: TrainSpec
     layout: Layout
-    corpus: Corpus
+    corpora: Corpora
     ranks: Ranks
     store: CheckpointStore
     reporter: Reporter | None
     stop: StopRequest
     clock: Callable[[], float] = time.monotonic
-    parameters: tuple[HeldParameter, ...] = ()
     step: int = 0
     durable_step: int = 0
     loss: float | None = None
+    router_load: Tensor | None = None
     _optimizer: torch.optim.Optimizer | None = None
     _order: SampleOrder | None = None
+    _saving: _Saving | None = None
+    _evaluated_step: int | None = None
     _started_at_s: float = 0.0
 
     @property
@@ -118,22 +136,34 @@ class Trainer:
         assert self._optimizer is not None
         return self._optimizer
 
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """What this rank owns of the parameters."""
+        return self.layout.bank.runs
+
+    def state(self) -> list[StatePiece]:
+        """Return this rank's share of the training state."""
+        return state_pieces(self.runs, self.optimizer, self.router_load, is_first_rank=self.ranks.rank == 0)
+
     def prepare(self, *, rendezvous_s: float) -> None:
         """Load the newest whole checkpoint or start afresh, and report that the first step follows."""
         began_s = self.clock()
         self._started_at_s = began_s
+        corpus, model = self.corpora.training, self.train.model
         self._order = SampleOrder(
-            seed=self.train.seed, sample_count=self.corpus.sample_count, global_batch=self.train.global_batch
+            seed=self.train.seed, sample_count=corpus.sample_count, global_batch=self.train.global_batch
         )
-        self.parameters = held_parameters(self.layout)
-        self._optimizer = build_optimizer(self.parameters, self.train.optimizer)
+        self._optimizer = build_optimizer(self.runs, self.train.optimizer)
+        if model.expert_count:
+            # Before the first step all experts count as equally loaded: then the balance loss has no gradient.
+            self.router_load = torch.full((model.layers, model.expert_count), 1.0 / model.expert_count)
         selection = self.store.open()
         if selection.manifest is None:
-            initialise(self.parameters, self.train, self.layout)
+            initialise(self.runs, self.train.seed)
         else:
-            state = training_state(self.parameters, self.optimizer)
-            self.store.load(selection, state, fingerprint(self.train, self.corpus))
+            self.store.load(selection, self.state(), fingerprint(self.train, corpus))
             self.step = self.durable_step = selection.manifest.step
+        self.layout.bank.publish()
         if self.reporter:
             ready = Ready(
                 resumed_step=self.step,
@@ -151,7 +181,7 @@ class Trainer:
             self._finish(f"steps: {self.step} of {limit}")
             return
         while True:
-            result = self._one_step()
+            result = self.one_step()
             condition = self._condition(result)
             if condition is not None:
                 self._finish(condition)
@@ -159,51 +189,86 @@ class Trainer:
             if result.is_stop_asked:
                 self._stop()
                 return
-            if self.step % self.spec.checkpoint.interval_steps == 0:
-                self._save()
+            self._after_step(result)
 
-    def _one_step(self) -> StepResult:
-        began_s = self.clock()
-        rate = learning_rate(self.train.optimizer, step=self.step, decay_steps=decay_steps(self.spec))
-        set_step(self.optimizer, step=self.step, lr=rate)
-        local_loss = self._forward_backward()
-        collect_gradients(self.parameters, self.layout)
-        totals = self._totals(local_loss)
-        self._require_finite(totals[0], totals[1])
-        if self.train.optimizer.clip_norm is not None:
-            clip(self.parameters, norm=math.sqrt(totals[1]), norm_max=self.train.optimizer.clip_norm)
-        self.optimizer.step()
-        self.step += 1
-        self.loss = totals[0]
-        self._report_step(self.clock() - began_s)
-        return StepResult(loss=totals[0], is_stop_asked=totals[2] > 0, is_time_over=totals[3] > 0)
-
-    def _forward_backward(self) -> float:
+    def one_step(self) -> StepResult:
+        """Train on one global batch."""
         assert self._order is not None
-        plan = self.layout.plan
-        global_batch, replica_index = self.train.global_batch, self.layout.at.dp
-        needs_data = self.layout.feeds_inputs or self.layout.computes_loss
-        share = replica_shares(plan, global_batch)[replica_index] if needs_data else range(0)
-        row_count = micro_batch_count(plan, global_batch, replica_index) * plan.micro_batch_size
-        batch = replica_batch(self.corpus, self._order.ids(self.step, share), row_count=row_count)
-        inputs = torch.from_numpy(batch.inputs).to(self.layout.device)
-        targets = torch.from_numpy(batch.targets).to(self.layout.device)
-        return run_micro_batches(self.layout, inputs, targets)
+        began_s = self.clock()
+        bank, options = self.layout.bank, self.train.optimizer
+        rate = learning_rate(options, step=self.step, decay_steps=decay_steps(self.spec))
+        set_step(self.optimizer, step=self.step, lr=rate)
+        record = StepRecord(load=self.router_load, token_count=self.train.tokens_per_step)
+        bank.start_step()
+        loss, _ = self._passes(record)
+        bank.finish_gradients()
+        result = self._agreed(loss, record)
+        self._require_finite(result)
+        if options.clip_norm is not None:
+            clip(self.runs, norm=math.sqrt(result.norm_squared), norm_max=options.clip_norm)
+        self.optimizer.step()
+        bank.publish()
+        self._note_load(result.routed)
+        self.step += 1
+        self.loss = result.loss
+        self._report_step(self.clock() - began_s)
+        return result
 
-    def _totals(self, local_loss: float) -> list[float]:
-        """Sum over all ranks: loss, squared gradient norm, requests to stop, time over. One reduction per step."""
-        counts_loss = self.layout.computes_loss and self.layout.at.tp == 0
+    def _passes(self, record: StepRecord) -> tuple[float, float]:
+        assert self._order is not None
+        plan = self.layout.step_plan(self.train.global_batch)
+        feed = Feed(
+            corpus=self.corpora.training,
+            ids=self._order.ids(self.step),
+            first_position=self.step * self.train.global_batch,
+            batches=plan.batches,
+            seed=self.train.seed,
+            is_training=True,
+            device=self.layout.device,
+            record=record,
+        )
+        loss, right = self.layout.run(plan, feed)
+        return float(loss), float(right)
+
+    def _agreed(self, loss: float, record: StepRecord) -> StepResult:
+        """Sum over all ranks what everybody has to know. One reduction per step."""
+        counted = loss if self.layout.computes_loss else 0.0
         parts = [
-            local_loss if counts_loss else 0.0,
-            squared_norm(self.parameters),
+            counted + sum(float(balance) for balance in record.balance.values()),
+            squared_norm(self.runs),
             float(self.stop.is_set),
             float(self._is_time_over()),
+            float(self._saving is not None and self._saving.pending.is_written),
         ]
-        totals = torch.tensor(parts, dtype=torch.float64, device=self.layout.device)
+        totals = torch.tensor(parts, dtype=torch.float64)
+        totals = torch.cat((totals, self._routed(record))).to(self.layout.device)
         dist.all_reduce(totals)
-        return [float(total) for total in totals.tolist()]
+        totals = totals.cpu()
+        loss_sum, norm_squared, stops, overs, written = totals[: len(parts)].tolist()
+        return StepResult(
+            loss=loss_sum,
+            norm_squared=norm_squared,
+            is_stop_asked=stops > 0,
+            is_time_over=overs > 0,
+            written_count=round(written),
+            routed=totals[len(parts) :],
+        )
 
-    def _require_finite(self, loss: float, norm_squared: float) -> None:
+    def _routed(self, record: StepRecord) -> Tensor:
+        if self.router_load is None:
+            return torch.zeros(0, dtype=torch.float64)
+        routed = torch.zeros(self.router_load.shape, dtype=torch.float64)
+        for (layer, _), counts in record.routed.items():
+            routed[layer] += counts.cpu()
+        return routed.flatten()
+
+    def _note_load(self, routed: Tensor) -> None:
+        if self.router_load is not None:
+            by_layer = routed.view(self.router_load.shape)
+            self.router_load.copy_(by_layer / by_layer.sum(1, keepdim=True))
+
+    def _require_finite(self, result: StepResult) -> None:
+        loss, norm_squared = result.loss, result.norm_squared
         if not (math.isfinite(loss) and math.isfinite(norm_squared)):
             raise DivergedError(
                 f"training diverged at step {self.step + 1}",
@@ -234,54 +299,117 @@ class Trainer:
         limit_s = self.launch.time_left_s
         return limit_s is not None and self.ranks.rank == 0 and self.clock() - self._started_at_s >= limit_s
 
-    def _save(self) -> bool:
-        """Save unless this step is durable already; a failure is reported and training goes on."""
-        if self.durable_step == self.step and self.step > 0:
-            return True
+    def _after_step(self, result: StepResult) -> None:
+        """Evaluate and save when it is time; make a save visible once every rank has written its part."""
+        if self._saving is not None and result.written_count == self.ranks.world_size:
+            self._end_save()
+        evaluation = self.train.evaluation
+        if evaluation is not None and self.step % evaluation.interval_steps == 0:
+            self._evaluate()
+        if self.step % self.spec.checkpoint.interval_steps == 0:
+            if self._saving is not None:
+                self._end_save()
+            if self._begin_save() and not self.spec.checkpoint.is_async:
+                self._end_save()
+
+    # Evaluation ------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Report the loss on the samples that are held out, once for each step."""
+        evaluation, corpus = self.train.evaluation, self.corpora.evaluation
+        if evaluation is None or corpus is None or self._evaluated_step == self.step:
+            return
+        began_s = self.clock()
+        count = evaluation.sample_count
+        plan = self.layout.step_plan(count, is_training=False)
+        feed = Feed(
+            corpus=corpus,
+            ids=range(count),
+            first_position=0,
+            batches=plan.batches,
+            seed=self.train.seed,
+            is_training=False,
+            device=self.layout.device,
+        )
+        results = torch.stack([result.double() for result in self.layout.run(plan, feed)])
+        totals = results if self.layout.computes_loss else torch.zeros_like(results)
+        dist.all_reduce(totals)
+        self._evaluated_step = self.step
+        if self.reporter:
+            loss, right = totals.tolist()
+            accuracy = right if self.train.model.is_image_model else None
+            evaluate_s = self.clock() - began_s
+            self.reporter.send(
+                Evaluated(step=self.step, loss=loss, sample_count=count, evaluate_s=evaluate_s, accuracy=accuracy)
+            )
+
+    # Saves -----------------------------------------------------------------------------------------------------
+
+    def _manifest(self) -> Manifest:
+        return manifest_of(
+            self.train,
+            self.corpora.training,
+            step=self.step,
+            epoch=self.launch.epoch,
+            plan=str(self.layout.plan),
+        )
+
+    def _begin_save(self) -> bool:
+        """Start saving this step; a failure is reported and training goes on."""
         began_s = self.clock()
         try:
-            manifest = self.store.save(training_state(self.parameters, self.optimizer), self._manifest())
+            self._saving = _Saving(self.store.begin(self.state(), self._manifest()), began_s)
         except FencedError:
             raise
         except CheckpointError as error:
-            if self.reporter:
-                self.reporter.send(CheckpointFailed(step=self.step, error=error.message))
+            self._report_failed(self.step, error)
             return False
-        self.durable_step = self.step
+        return True
+
+    def _end_save(self) -> bool:
+        """Make the save under way visible; a failure is reported and training goes on."""
+        assert self._saving is not None
+        saving, self._saving = self._saving, None
+        step = saving.pending.manifest.step
+        try:
+            manifest = self.store.finish(saving.pending)
+        except FencedError:
+            raise
+        except CheckpointError as error:
+            self._report_failed(step, error)
+            return False
+        self.durable_step = step
         if self.reporter:
             saved = CheckpointSaved(
-                step=self.step,
-                name=step_name(self.step),
-                size_bytes=manifest.size_bytes,
-                save_s=self.clock() - began_s,
+                step=step, name=step_name(step), size_bytes=manifest.size_bytes, save_s=self.clock() - saving.began_s
             )
             self.reporter.send(saved, is_synced=True)
         return True
 
-    def _manifest(self) -> Manifest:
-        state_keys = sorted(key for key in self.optimizer.state[self.parameters[0].local] if key != "step")
-        return Manifest(
-            format=FORMAT,
-            step=self.step,
-            epoch=self.launch.epoch,
-            plan=str(self.layout.plan),
-            torch_version=torch.__version__,
-            fingerprint=fingerprint(self.train, self.corpus),
-            samples_consumed=self.step * self.train.global_batch,
-            parameters=parameter_names(self.train.model),
-            optimizer_state=tuple(state_keys),
-            files={},
-        )
+    def _report_failed(self, step: int, error: CheckpointError) -> None:
+        if self.reporter:
+            self.reporter.send(CheckpointFailed(step=step, error=error.message))
+
+    def _save_now(self) -> bool:
+        """Save this step and wait for it, unless it is durable already."""
+        if self._saving is not None:
+            self._end_save()
+        if self.durable_step == self.step and self.step > 0:
+            return True
+        return self._begin_save() and self._end_save()
+
+    # Ends ------------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        self._save()
+        self._save_now()
         if self.reporter:
             self.reporter.send_last(Stopped(step=self.step, durable_step=self.durable_step))
 
     def _finish(self, condition: str) -> None:
         if self.reporter:
             self.reporter.send(Finishing(step=self.step, condition=condition))
-        if not self._save():
+        self._evaluate()
+        if not self._save_now():
             raise CheckpointError(
                 f"the final state of step {self.step} could not be saved",
                 fix="free space in the checkpoint directory; the job resumes from its last checkpoint",
@@ -294,18 +422,3 @@ class Trainer:
         source = self.store.root / step_name(self.step)
         path = export_model(source, Path(self.launch.output_dir), self.spec, step=self.step, loss=self.loss)
         return str(path)
-
-
-def fingerprint(train: TrainSpec, corpus: Corpus) -> Mapping[str, str]:
-    """Return what must be equal for training to go on from a checkpoint as if nothing had happened."""
-    shape = train.model.model_dump(mode="json")
-    # What is left out of a spec means its default, so that spelling a default out makes no other job.
-    shape |= {"kv_heads": train.model.kv_head_count, "ffn_hidden": train.model.ffn_width}
-    return {
-        **{f"model.{name}": str(value) for name, value in shape.items()},
-        "data": corpus.fingerprint,
-        "sample_count": str(corpus.sample_count),
-        "global_batch": str(train.global_batch),
-        "seed": str(train.seed),
-        "optimizer": train.optimizer.name + (" with momentum" if train.optimizer.momentum else ""),
-    }
