@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from arena.domain.job import TrainSpec
-from arena_agent.worker.checkpoint import training_state
+from arena_agent.checkpoints.boxes import box_slices
+from arena_agent.worker.checkpoint import StatePiece
 from arena_agent.worker.data import Batch, Corpora, Corpus, open_corpora
 from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
@@ -79,14 +79,25 @@ def run_with_small_disk(environ: Mapping[str, str]) -> int:
 
 
 def write_digests(trainer: Trainer, environ: Mapping[str, str], moment: str) -> None:
-    state = training_state(trainer.parameters, trainer.optimizer)
-    digests = {name: digest(tensor) for name, tensor in state.items()}
+    parts = trainer.ranks.gathered(trainer.state())
+    digests = {name: digest(tensor) for name, tensor in joined([piece for part in parts for piece in part]).items()}
     path = Path(environ["ARENA_REPORT"]).parent / f"state-{moment}-{os.environ['RANK']}.json"
     path.write_text(json.dumps(digests))
 
 
+def joined(pieces: Sequence[StatePiece]) -> dict[str, Tensor]:
+    """Return the logical tensors that all ranks' pieces make up; what several ranks hold must be equal."""
+    whole: dict[str, Tensor] = {}
+    for piece in sorted(pieces, key=lambda piece: not piece.is_written):
+        tensor = whole.setdefault(piece.name, torch.full(piece.shape, torch.nan, dtype=piece.tensor.dtype))
+        part = tensor[box_slices(piece.box)]
+        if piece.is_written:
+            part.copy_(piece.tensor)
+        assert torch.equal(part, piece.tensor), f"ranks hold different parts of {piece.name}"
+    return whole
+
+
 def digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor in logical order, gathered from the ranks that share it."""
-    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    content = whole.detach().to(torch.float32).contiguous().numpy().tobytes()
+    """Return the SHA-256 of a tensor's elements in logical order."""
+    content = tensor.detach().to(torch.float32).contiguous().numpy().tobytes()
     return hashlib.sha256(content).hexdigest()

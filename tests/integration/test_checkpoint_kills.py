@@ -61,7 +61,10 @@ class Attempt:
     def wait_for(self, mark: str, count: int) -> None:
         while sum(word == mark for word, _ in self.seen) < count:
             assert self._marks.poll(60.0), f"no {mark} number {count}: {self.seen[-3:]}"
-            self.seen.append(self._marks.recv())
+            try:
+                self.seen.append(self._marks.recv())
+            except EOFError:
+                raise AssertionError(f"attempt {self.epoch} ended by itself: {self.seen[-3:]}") from None
 
     def end(self) -> None:
         """Wait until it has ended and take in what it has said."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from arena.cli.main import run
 from arena.domain.job import JobSpec
 from arena.domain.launch import (
     CheckpointFailed,
@@ -25,6 +26,8 @@ from arena.domain.launch import (
     WorkerError,
 )
 from arena.domain.parallel import ParallelPlan, parse_plan
+from arena.domain.parameters import parameters_of
+from arena_agent.checkpoints.manifest import read_manifest
 from tests.fakes.rank_launcher import Attempt, RankLauncher, make_launch
 
 pytestmark = pytest.mark.slow
@@ -41,8 +44,10 @@ def launcher() -> Iterator[RankLauncher]:
     launcher.close()
 
 
-def job(steps: int, *, interval: int = 2, keep: int = 2, hidden: int = 16, batch: int = 4, **data: object) -> JobSpec:
-    model = {"family": "gpt", "layers": 2, "hidden": hidden, "heads": 2, "seq_len": 16}
+def job(
+    steps: int, *, interval: int = 2, keep: int = 2, layers: int = 2, hidden: int = 16, batch: int = 4, **data: object
+) -> JobSpec:
+    model = {"family": "gpt", "layers": layers, "hidden": hidden, "heads": 2, "seq_len": 16}
     return JobSpec.model_validate(
         {
             "name": "job",
@@ -70,19 +75,32 @@ def failing(
 
 
 def cut_off(checkpoint: Path) -> None:
-    shard = min(checkpoint.glob("*.distcp"))
+    shard = min(checkpoint.glob("rank-*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-7])
 
 
 def delete_shard(checkpoint: Path) -> None:
-    min(checkpoint.glob("*.distcp")).unlink()
+    min(checkpoint.glob("rank-*.safetensors")).unlink()
 
 
 def flip_byte(checkpoint: Path) -> None:
-    shard = min(checkpoint.glob("*.distcp"))
+    shard = min(checkpoint.glob("rank-*.safetensors"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 0xFF
     shard.write_bytes(content)
+
+
+def add_shard(checkpoint: Path) -> None:
+    (checkpoint / "rank-00007.safetensors").write_bytes(b"of another save")
+
+
+def old_format(checkpoint: Path) -> None:
+    edit_manifest(checkpoint, format=1)
+
+
+def edit_manifest(checkpoint: Path, **fields: object) -> None:
+    path = checkpoint / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def lose_manifest(checkpoint: Path) -> None:
@@ -96,6 +114,8 @@ def garble_manifest(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
+        (add_shard, "does not list: rank-00007.safetensors"),
+        (old_format, "has format 1, this version reads 2"),
         (cut_off, "bytes, the manifest says"),
         (delete_shard, "lacks its file"),
         (flip_byte, "differs from its digest"),
@@ -166,7 +186,7 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
 def test_only_the_newest_are_kept_and_nothing_temporary(launcher: RankLauncher, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     (root / ".tmp-step-00000002.0").mkdir(parents=True)
-    (root / ".tmp-step-00000002.0" / "__0_0.distcp").write_bytes(b"left by a killed attempt")
+    (root / ".tmp-step-00000002.0" / "rank-00000.safetensors").write_bytes(b"left by a killed attempt")
     launcher.run(tmp_path, job(9, interval=2, keep=3), ALONE)
     assert sorted(path.name for path in root.glob("step-*")) == [f"step-0000000{step}" for step in (6, 8, 9)]
     assert not list(root.rglob(".tmp-*"))
@@ -239,16 +259,31 @@ def test_killed_while_saving_it_always_resumes(launcher: RankLauncher, tmp_path:
     assert not list((tmp_path / "checkpoints").rglob(".tmp-*"))
 
 
-def test_the_manifest_lists_every_parameter_once(launcher: RankLauncher, tmp_path: Path) -> None:
-    layout = parse_plan("dp1 pp2 mb2", layer_count=2)
-    launcher.run(tmp_path, job(2), layout)
-    manifest = json.loads((newest(tmp_path) / "manifest.json").read_text())
-    names = manifest["parameters"]
-    assert len(set(names)) == len(names) == 2 + 2 * 16 + 3
-    assert {"embed.weight", "layers.0.attn.wq.weight", "layers.1.mlp.w_out.weight", "head.weight"} <= set(names)
-    assert manifest["optimizer_state"] == ["exp_avg", "exp_avg_sq"]
-    assert manifest["samples_consumed"] == 2 * 4
-    assert manifest["plan"] == str(layout)
+@pytest.mark.parametrize("plan", ["dp1 pp2 mb2", "dp1 pp2 mb2 interleaved2"])
+def test_a_checkpoint_holds_every_tensor_once(launcher: RankLauncher, tmp_path: Path, plan: str) -> None:
+    layout, spec = parse_plan(plan, layer_count=4), job(2, layers=4)
+    launcher.run(tmp_path, spec, layout)
+    manifest = read_manifest(newest(tmp_path))
+    assert spec.train is not None
+    names = {parameter.name for parameter in parameters_of(spec.train.model)}
+    assert {"embed.weight", "layers.0.attn.wq.weight", "layers.1.mlp.w_out.weight", "head.weight"} <= names
+    states = [f"optim.{name}.{state}" for name in names for state in ("exp_avg", "exp_avg_sq")]
+    assert manifest.tensors.keys() == {f"model.{name}" for name in names} | set(states)
+    assert manifest.samples_consumed == 2 * 4
+    assert manifest.plan == str(layout)
+    assert {"torch", "arena-sched"} <= manifest.versions.keys()
+    assert run(["ckpt", "verify", str(tmp_path / "checkpoints")]) == 0
+
+
+def test_optimizer_state_without_a_place_is_refused_by_name(launcher: RankLauncher, tmp_path: Path) -> None:
+    """As another version of the optimizer might have written it."""
+    launcher.run(tmp_path, job(2), ALONE)
+    tensors = json.loads((newest(tmp_path) / "manifest.json").read_text())["tensors"]
+    tensors["optim.head.weight.max_exp_avg_sq"] = tensors["optim.head.weight.exp_avg_sq"]
+    edit_manifest(newest(tmp_path), tensors=tensors)
+    errors = failing(launcher, tmp_path, job(4), PAIR, epoch=2)
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert "optim.head.weight.max_exp_avg_sq, which the job has no place for" in errors[0].message
 
 
 def test_shards_may_be_empty(launcher: RankLauncher, tmp_path: Path) -> None:
@@ -268,7 +303,9 @@ def test_progress_is_written_before_what_follows_it(launcher: RankLauncher, tmp_
     for report in done.reports():
         if isinstance(report, Progress):
             seen = report.points[-1].step
-        if isinstance(report, CheckpointSaved | Finished):
+        if isinstance(report, CheckpointSaved):
+            assert seen >= report.step  # training went on while it was written
+        if isinstance(report, Finished):
             assert seen == report.step
 
 
