@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
+from itertools import groupby
 
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.micro_batches import micro_batches
-from arena.domain.parallel import ParallelPlan, Recompute, Schedule
+from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule
 
 BYTE_VALUES = 256
+PARTS_MAX = 4096
+"""Most layers, and most experts of a layer; a typing error must not take all memory of who plans."""
 
 
 class Feature(StrEnum):
@@ -78,14 +81,18 @@ def unsupported(train: TrainSpec, plan: ParallelPlan) -> str | None:
 
 def refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
     """Yield everything that keeps the worker from training a model under a plan."""
-    row = REFUSALS[train.model.family]
-    for feature in sorted(features_of(train, plan)):
-        if feature in row:
-            yield row[feature]
-    yield from _data_refusals(train)
+    yield from job_refusals(train)
+    yield from _table_refusals(train.model, frozenset({*_degree_features(plan), *_step_features(plan)}))
     yield from _shape_refusals(train.model, plan)
     yield from _combination_refusals(train.model, plan)
     yield from _batch_refusals(train, plan)
+
+
+def job_refusals(train: TrainSpec) -> Iterator[str]:
+    """Yield everything that keeps the worker from training a model under any plan."""
+    yield from _table_refusals(train.model, frozenset(_job_features(train)))
+    yield from _data_refusals(train)
+    yield from _size_refusals(train.model)
 
 
 def tensor_parallel_dimensions(model: ModelSpec) -> dict[str, int]:
@@ -107,6 +114,16 @@ def format_set(numbers: list[int]) -> str:
     return "{" + ", ".join(map(str, numbers)) + "}"
 
 
+def _distinct_replicas(plan: ParallelPlan) -> list[tuple[Replica, ...]]:
+    """Return the replicas of each stage, once where stages share them; thousands of plans may be looked at."""
+    return list({id(stage.replicas): stage.replicas for stage in plan.stages}.values())
+
+
+def _tensor_degrees(plan: ParallelPlan) -> list[int]:
+    """Return the tensor-parallel degrees of a plan in rising order."""
+    return sorted({replica.tp for stage in _distinct_replicas(plan) for replica, _ in groupby(stage)})
+
+
 def _job_features(train: TrainSpec) -> Iterator[Feature]:
     if train.model.tied_embeddings:
         yield Feature.TIED_EMBEDDINGS
@@ -117,13 +134,13 @@ def _job_features(train: TrainSpec) -> Iterator[Feature]:
 
 
 def _degree_features(plan: ParallelPlan) -> Iterator[Feature]:
-    replicas = [stage.replicas for stage in plan.stages]
+    replicas = _distinct_replicas(plan)
     if any(len(stage) > 1 for stage in replicas):
         yield Feature.DATA_PARALLEL
     if len({len(stage) for stage in replicas}) > 1:
         yield Feature.MIXED_DP
-    degrees = {replica.tp for stage in replicas for replica in stage}
-    if max(degrees) > 1:
+    degrees = _tensor_degrees(plan)
+    if degrees[-1] > 1:
         yield Feature.TENSOR_PARALLEL
     if len(degrees) > 1:
         yield Feature.MIXED_TP
@@ -131,7 +148,7 @@ def _degree_features(plan: ParallelPlan) -> Iterator[Feature]:
         yield Feature.PIPELINE
     if not plan.is_even:
         yield Feature.UNEVEN_LAYERS
-    if any(len({replica.micro_batch_count for replica in stage}) > 1 for stage in replicas):
+    if any(len({replica.micro_batch_count for replica, _ in groupby(stage)}) > 1 for stage in replicas):
         yield Feature.UNEQUAL_MICRO_BATCHES
 
 
@@ -148,6 +165,19 @@ def _step_features(plan: ParallelPlan) -> Iterator[Feature]:
         yield Feature(f"recompute={plan.recompute.value}")
 
 
+def _table_refusals(model: ModelSpec, features: frozenset[Feature]) -> Iterator[str]:
+    row = REFUSALS[model.family]
+    for feature in sorted(features):
+        if feature in row:
+            yield row[feature]
+
+
+def _size_refusals(model: ModelSpec) -> Iterator[str]:
+    for name, size in (("layers", model.layers), ("expert_count", model.expert_count or 0)):
+        if size > PARTS_MAX:
+            yield f"model.{name} = {size} is more than {PARTS_MAX}"
+
+
 def _data_refusals(train: TrainSpec) -> Iterator[str]:
     if train.model.is_image_model or train.data.source == "tokens":
         return
@@ -161,7 +191,7 @@ def _shape_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
     if plan.layer_count != model.layers:
         yield f"the plan places {plan.layer_count} layers, the model has {model.layers}"
     sizes = tensor_parallel_dimensions(model)
-    degrees = sorted({replica.tp for stage in plan.stages for replica in stage.replicas})
+    degrees = _tensor_degrees(plan)
     valid = [tp for tp in divisors(min(sizes.values())) if all(size % tp == 0 for size in sizes.values())]
     for name, size in sizes.items():
         for tp in degrees:
@@ -174,9 +204,9 @@ def _shape_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
 
 
 def _combination_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
-    is_alike = len({stage.replicas for stage in plan.stages}) == 1
-    degrees = {replica.tp for stage in plan.stages for replica in stage.replicas}
-    if plan.sequence_parallel and max(degrees) == 1:
+    replicas = _distinct_replicas(plan)
+    is_alike = all(stage == replicas[0] for stage in replicas)
+    if plan.sequence_parallel and _tensor_degrees(plan) == [1]:
         yield "sequence parallelism shards over tensor parallelism, the plan has tp1"
     if plan.schedule is Schedule.INTERLEAVED:
         if plan.pp == 1:
@@ -194,17 +224,17 @@ def _expert_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
         return
     if (model.expert_count or ep) % ep:
         yield f"ep{ep} does not divide model.expert_count = {model.expert_count}"
-    for stage in plan.stages:
-        if len(stage.replicas) % ep:
-            yield f"ep{ep} does not divide dp{len(stage.replicas)}: experts are spread over replicas"
-        if len({replica.tp for replica in stage.replicas}) > 1:
+    for stage in _distinct_replicas(plan):
+        if len(stage) % ep:
+            yield f"ep{ep} does not divide dp{len(stage)}: experts are spread over replicas"
+        if len({replica.tp for replica, _ in groupby(stage)}) > 1:
             yield "expert parallelism needs the same tp on every replica of a stage"
 
 
 def _batch_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
     totals: set[int] = set()
-    for stage in plan.stages:
-        counts = [replica.micro_batch_count for replica in stage.replicas]
+    for stage in _distinct_replicas(plan):
+        counts = [replica.micro_batch_count for replica in stage]
         given = [count for count in counts if count is not None]
         if given and len(given) < len(counts):
             yield "micro-batch counts for some replicas and not for others"

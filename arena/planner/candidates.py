@@ -2,69 +2,157 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from arena.domain.parallel import ParallelPlan, Recompute, Schedule
+from arena.domain.micro_batches import micro_batches
+from arena.domain.parallel import ParallelPlan, Recompute, Schedule, Stage, even_split
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Number = TypeVar("Number", np.float64, np.int64, np.bool_)
+
+RECOMPUTE_MODES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""Recomputation settings by their number in ``Candidates.recompute``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """n uniform plans; ``stage_layers`` is ``[n, p]`` with zeros beyond a plan's depth, everything else ``[n]``.
+    """n plans of up to p stages and v chunks a stage, with layers split in c ways.
+
+    ``[n, p or 1]`` arrays hold one column where a plan's stages are alike. Chunks are ranges of units (see
+    ``ModelCost``), ``[c, p, v]``, empty beyond a plan's depth.
 
     Args:
-        micro_batch_count: Micro-batches per replica and step, padding included.
+        dp: Replicas of a stage.
+        tp: Tensor-parallel degree of a stage; the smallest where its replicas differ, as that rank holds the most.
+        gpu_count: GPUs of a stage.
+        micro_batch_count: Micro-batches of a stage's busiest replica and step, padding included.
         virtual_stage_count: Model chunks per pipeline rank.
-        is_gpipe, is_full_recompute: Flags of schedule and recomputation.
+        recompute: Index into ``RECOMPUTE_MODES``.
+        cut: Which way layers are split, ``[n]``.
+        chunk_first, chunk_last: First unit of each chunk, and the one behind its last, for each way.
     """
 
     dp: Ints
     tp: Ints
+    gpu_count: Ints
+    micro_batch_count: Ints
     pp: Ints
     micro_batch_size: Ints
-    micro_batch_count: Ints
     zero: Ints
     virtual_stage_count: Ints
     is_gpipe: Flags
-    is_full_recompute: Flags
-    stage_layers: Ints
+    recompute: Ints
+    is_sequence_parallel: Flags
+    expert_parallel: Ints
+    cut: Ints
+    chunk_first: Ints
+    chunk_last: Ints
 
     def __len__(self) -> int:
-        return len(self.dp)
+        return len(self.pp)
+
+    @property
+    def depth(self) -> int:
+        """Stages of the deepest plan."""
+        return int(self.chunk_first.shape[1])
 
     @property
     def stage_mask(self) -> Flags:
         """Which stages exist, ``[n, p]``."""
-        return self.stage_layers > 0
+        mask: Flags = np.arange(self.depth)[None, :] < self.pp[:, None]
+        return mask
+
+    @property
+    def last_stages(self) -> Flags:
+        """Where each plan's last stage is, ``[n, p]``."""
+        mask: Flags = np.arange(self.depth)[None, :] == self.pp[:, None] - 1
+        return mask
+
+    @property
+    def sequence_divisor(self) -> Ints:
+        """What divides activations that only sequence parallelism divides, ``[n, p or 1]``."""
+        return np.where(self.is_sequence_parallel[:, None], self.tp, 1)
+
+    def sums(self, cumulative: Floats, rows: Ints | None = None) -> Floats:
+        """Sum values of units over each stage's chunks, ``[n, p]``.
+
+        Args:
+            cumulative: ``[rows, units + 1]``.
+            rows: Which row holds for a candidate (and stage), ``[n, p or 1]``; by default the only one.
+        """
+        chunks = cumulative[:, self.chunk_last] - cumulative[:, self.chunk_first]
+        table: Floats = chunks[..., 0] if chunks.shape[3] == 1 else chunks.sum(axis=3)
+        if rows is None:
+            return self.by_cut(table[0])
+        if rows.shape[1] == 1:
+            total: Floats = table[rows[:, 0], self.cut]
+            return total
+        each: Floats = table[rows, self.cut[:, None], np.arange(table.shape[2])[None, :]]
+        return each
+
+    def by_cut(self, table: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return for each candidate what holds for its way to split layers, ``[n, ...]``."""
+        return table[self.cut]
 
 
 def micro_batch_count(global_batch: int, dp: int, micro_batch_size: int) -> int:
-    """Return the micro-batches of the replica with the most samples; the others are padded to it."""
+    """Return the micro-batches of the replica with the most samples in a plan whose stages are alike."""
     samples_max = -(-global_batch // dp)
     return -(-samples_max // micro_batch_size)
 
 
-def candidates_of(plans: Sequence[ParallelPlan], global_batch: int) -> Candidates:
-    """Return plans (of one or more depths) as arrays."""
-    depth = max(plan.pp for plan in plans)
-    layers = [[stage.layer_count for stage in plan.stages] + [0] * (depth - plan.pp) for plan in plans]
-    counts = [micro_batch_count(global_batch, plan.dp, plan.micro_batch_size) for plan in plans]
+@lru_cache(maxsize=4096)
+def chunk_units(stage_layers: tuple[int, ...], virtual_stage_count: int) -> tuple[Ints, Ints]:
+    """Return the first unit of each chunk and the one behind its last, both ``[stages, chunks of a stage]``.
+
+    Chunks go round the stages; the first holds the model's beginning, the last its ending.
+    """
+    splits = [even_split(count, virtual_stage_count) for count in stage_layers]
+    counts = [split[turn] for turn in range(virtual_stage_count) for split in splits]
+    last = np.array(list(accumulate(counts)), dtype=np.int64) + 1
+    first = np.concatenate(([0], last[:-1]))
+    last[-1] += 1
+    shape = (virtual_stage_count, len(stage_layers))
+    return first.reshape(shape).T, last.reshape(shape).T
+
+
+def candidate_of(plan: ParallelPlan, global_batch: int) -> Candidates:
+    """Return one plan of any form as arrays of length 1."""
+    first, last = chunk_units(tuple(stage.layer_count for stage in plan.stages), plan.virtual_stage_count)
+    batches = micro_batches(plan, global_batch)
+    busiest = [max(Counter(batch.replicas[index] for batch in batches).values()) for index in range(plan.pp)]
     return Candidates(
-        dp=np.array([plan.dp for plan in plans], dtype=np.int64),
-        tp=np.array([plan.tp for plan in plans], dtype=np.int64),
-        pp=np.array([plan.pp for plan in plans], dtype=np.int64),
-        micro_batch_size=np.array([plan.micro_batch_size for plan in plans], dtype=np.int64),
-        micro_batch_count=np.array(counts, dtype=np.int64),
-        zero=np.array([plan.zero for plan in plans], dtype=np.int64),
-        virtual_stage_count=np.array([plan.virtual_stage_count for plan in plans], dtype=np.int64),
-        is_gpipe=np.array([plan.schedule is Schedule.GPIPE for plan in plans], dtype=np.bool_),
-        is_full_recompute=np.array([plan.recompute is Recompute.FULL for plan in plans], dtype=np.bool_),
-        stage_layers=np.array(layers, dtype=np.int64),
+        dp=_row([len(stage.replicas) for stage in plan.stages]),
+        tp=_row([_least_tp(stage) for stage in plan.stages]),
+        gpu_count=_row([stage.gpu_count for stage in plan.stages]),
+        micro_batch_count=_row(busiest),
+        pp=np.array([plan.pp], dtype=np.int64),
+        micro_batch_size=np.array([plan.micro_batch_size], dtype=np.int64),
+        zero=np.array([plan.zero], dtype=np.int64),
+        virtual_stage_count=np.array([plan.virtual_stage_count], dtype=np.int64),
+        is_gpipe=np.array([plan.schedule is Schedule.GPIPE], dtype=np.bool_),
+        recompute=np.array([RECOMPUTE_MODES.index(plan.recompute)], dtype=np.int64),
+        is_sequence_parallel=np.array([plan.sequence_parallel], dtype=np.bool_),
+        expert_parallel=np.array([plan.expert_parallel], dtype=np.int64),
+        cut=np.zeros(1, dtype=np.int64),
+        chunk_first=first[None],
+        chunk_last=last[None],
     )
+
+
+def _least_tp(stage: Stage) -> int:
+    return min(replica.tp for replica in stage.replicas)
+
+
+def _row(values: Sequence[int]) -> Ints:
+    return np.array([values], dtype=np.int64)

@@ -27,25 +27,35 @@ class Tier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ring:
-    """Ranks that do collectives together.
+    """Ranks that do collectives together, by what they cost them: times are linear in bytes and messages.
 
     Args:
-        local_count: Ranks of it on one node.
-        node_count: Nodes it spans.
+        gather_s_per_byte: Of a gather or reduce-scatter, by its bytes in all.
+        exchange_s_per_byte: Of an all-to-all, by the bytes that each rank has.
+        latency_s: Of one half of an all-reduce.
     """
 
-    inside: Tier
-    across: Tier
-    local_count: Floats
-    node_count: Floats
+    gather_s_per_byte: Floats
+    exchange_s_per_byte: Floats
+    latency_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Who talks over what: rings of tensor and data parallelism ``[n, 1]``, and the sends between stages."""
+    """Who talks over what, ``[n, p]`` or what broadcasts to it.
+
+    Args:
+        tensor: Tensor-parallel ranks.
+        data: Replicas of a stage.
+        expert: Replicas that spread experts among them.
+        expert_data: Replicas that hold the same experts.
+        pipeline: Sends between stages.
+    """
 
     tensor: Ring
     data: Ring
+    expert: Ring
+    expert_data: Ring
     pipeline: Tier
 
 
@@ -59,45 +69,73 @@ def links_of(gpu_type: GpuType, group: GpuGroup, candidates: Candidates) -> Link
         bandwidth_bytes_per_s=gpu_type.network_bandwidth_bytes_per_s,
         latency_s=gpu_type.network_latency_s,
     )
-    tp = candidates.tp[:, None].astype(np.float64)
-    node_count = _nodes_spanned(group, candidates)
-    local_count = np.ceil(candidates.dp[:, None] / node_count)
+
+    nodes = _nodes_spanned(group, candidates)
+    dp, tp = candidates.dp.astype(np.float64), candidates.tp.astype(np.float64)
+    data = _ring(inside, across, dp, nodes)
+    expert, expert_data = _ring(inside, across, np.ones_like(tp), np.ones_like(tp)), data
+    if np.any(candidates.expert_parallel > 1):
+        ep = np.broadcast_to(candidates.expert_parallel[:, None], dp.shape).astype(np.float64)
+        expert = _ring(inside, across, ep, np.ceil(nodes * ep / dp))
+        expert_data = _ring(inside, across, dp / ep, nodes)
     return Links(
-        tensor=Ring(inside=inside, across=across, local_count=tp, node_count=np.ones_like(tp)),
-        data=Ring(inside=inside, across=across, local_count=local_count, node_count=node_count),
+        tensor=_ring(inside, across, tp, np.ones_like(tp)),
+        data=data,
+        expert=expert,
+        expert_data=expert_data,
         pipeline=inside if group.node_count == 1 else across,
     )
 
 
-def all_gather_s(ring: Ring, size_bytes: Floats) -> Floats:
-    """Seconds to gather (or to reduce-scatter) ``size_bytes`` in all."""
-    inside = _half_s(ring.inside, size_bytes, ring.local_count)
-    return inside + _half_s(ring.across, size_bytes / ring.local_count, ring.node_count)
-
-
-def all_reduce_s(ring: Ring, size_bytes: Floats) -> Floats:
-    """Seconds to sum ``size_bytes`` over all ranks."""
-    return 2.0 * all_gather_s(ring, size_bytes)
-
-
-def send_s(tier: Tier, size_bytes: Floats) -> Floats:
-    """Seconds of one message."""
-    return size_bytes / tier.bandwidth_bytes_per_s + tier.latency_s
-
-
-def _half_s(tier: Tier, size_bytes: Floats, rank_count: Floats) -> Floats:
-    moved_bytes = (rank_count - 1.0) / rank_count * size_bytes
-    seconds: Floats = moved_bytes / tier.bandwidth_bytes_per_s + np.log2(rank_count) * tier.latency_s
+def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
+    """Seconds of ``count`` collectives that gather (or reduce-scatter) ``size_bytes`` in all."""
+    seconds: Floats = size_bytes * ring.gather_s_per_byte + count * ring.latency_s
     return seconds
 
 
+def all_reduce_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
+    """Seconds of ``count`` collectives that sum ``size_bytes`` in all over the ranks."""
+    return 2.0 * all_gather_s(ring, size_bytes, count)
+
+
+def all_to_all_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
+    """Seconds of ``count`` exchanges in which each rank has ``size_bytes`` in all and sends on all but its share."""
+    seconds: Floats = size_bytes * ring.exchange_s_per_byte + count * ring.latency_s
+    return seconds
+
+
+def send_s(tier: Tier, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
+    """Seconds of ``count`` messages with ``size_bytes`` in all."""
+    seconds: Floats = size_bytes / tier.bandwidth_bytes_per_s + count * tier.latency_s
+    return seconds
+
+
+def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats) -> Ring:
+    nodes = np.minimum(node_count, rank_count)
+    local = np.ceil(rank_count / nodes)
+    # Of an exchange, the share that goes to other nodes takes the network.
+    local_share, node_share = (local - 1.0) / local, (nodes - 1.0) / nodes
+    return Ring(
+        gather_s_per_byte=local_share / inside.bandwidth_bytes_per_s
+        + node_share / local / across.bandwidth_bytes_per_s,
+        exchange_s_per_byte=local_share / nodes / inside.bandwidth_bytes_per_s
+        + node_share / across.bandwidth_bytes_per_s,
+        latency_s=np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s,
+    )
+
+
 def _nodes_spanned(group: GpuGroup, candidates: Candidates) -> Floats:
-    """Return the most nodes that the ranks of one stage lie on, ``[n, 1]``."""
+    """Return the nodes that the ranks of each stage lie on, ``[n, p]``."""
+    if group.node_count == 1:
+        return np.ones((len(candidates), 1))
     counts = [count for part in group.parts for count in part.node_counts]
     boundaries = np.array(list(accumulate(counts))[:-1], dtype=np.int64)
-    size = (candidates.dp * candidates.tp)[:, None]
-    starts = np.arange(candidates.stage_layers.shape[1])[None, :] * size
-    inside = np.searchsorted(boundaries, starts + size, side="left") - np.searchsorted(boundaries, starts, side="right")
-    spanned = np.where(candidates.stage_mask, inside, 0).max(axis=1, keepdims=True)
-    node_count: Floats = 1.0 + spanned.astype(np.float64)
+    # Many candidates lie alike: those with the same stages.
+    shapes = np.concatenate((candidates.gpu_count, candidates.pp[:, None]), axis=1)
+    shapes, which = np.unique(shapes, axis=0, return_inverse=True)
+    is_stage = np.arange(candidates.stage_mask.shape[1])[None, :] < shapes[:, -1:]
+    size = np.where(is_stage, shapes[:, :-1], 0)
+    ends = np.cumsum(size, axis=1)
+    inside = np.searchsorted(boundaries, ends, side="left") - np.searchsorted(boundaries, ends - size, side="right")
+    node_count: Floats = (1.0 + np.where(is_stage, inside, 0))[which.reshape(-1)]
     return node_count

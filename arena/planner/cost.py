@@ -2,18 +2,20 @@
 
 A first roofline with alpha-beta communication. What it holds:
 
-* Compute of a layer and micro-batch: the sum over its matrix products of FLOPs / (peak x efficiency(FLOPs)), plus
-  memory traffic of the rest, plus launch latency; backward costs twice forward, full recomputation one forward more.
-* Tensor parallelism: two all-reduces a layer in each direction, not overlapped.
+* Compute of a unit and micro-batch: the sum over its matrix products of FLOPs / (peak x efficiency(FLOPs)), plus
+  memory traffic of the rest, plus launch latency; backward costs twice forward, recomputation what it runs again.
+* Tensor parallelism: two all-reduces a transformer layer in each direction, not overlapped; sequence parallelism does
+  each as a reduce-scatter and an all-gather, which move as much.
+* Expert parallelism: two exchanges a layer in each direction, tokens there and results back; loads are taken as even.
 * Pipeline (stages may differ): sum of the stage times + (m - 1) x the slowest, divided warm-up when interleaved.
 * Data parallelism: one synchronisation after a stage's last backward, not overlapped with compute, hierarchical
   across nodes. The step ends at the maximum over stages of (when the stage drains + its synchronisation); stage i
-  drains while the earlier ones still run backward. ZeRO-3 gathers a stage's weights twice per micro-batch.
-* Memory of each stage: weights, gradients, optimizer by ZeRO stage; activations of the micro-batches in flight;
-  logits on the last stage; a constant for the context.
+  drains while the earlier ones still run backward. ZeRO-2 and ZeRO-3 scatter gradients in every micro-batch, ZeRO-3
+  gathers a stage's weights twice in each.
+* Memory of each stage: see ``arena.planner.memory``.
 
-Shapes: n candidates, p the deepest pipeline among them; ``[n]`` and ``[n, p]`` arrays, stages beyond a plan's depth
-hold zeros.
+Shapes: n candidates, p the deepest pipeline among them, v the most chunks of a stage; ``[n]`` and ``[n, p]`` arrays,
+stages beyond a plan's depth hold zeros.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.planner.candidates import Candidates, Floats
-from arena.planner.communication import Links, all_gather_s, all_reduce_s, links_of, send_s
-from arena.planner.compute import ELEMENT_BYTES, head_time_s, layer_time_s
-from arena.planner.memory import memory_bytes_by_stage, state_bytes
-from arena.planner.model import ModelCost, model_cost
+from arena.planner.communication import Links, all_gather_s, all_reduce_s, all_to_all_s, links_of, send_s
+from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
+from arena.planner.memory import Holdings, holdings, memory_by_stage, operators_of, state_bytes
+from arena.planner.model import ModelCost, Part, model_cost
 from arena.planner.pipeline import pipeline_time_s, step_end_s
 
 MODELLED_RELATIVE_ERROR = 0.3
@@ -52,105 +54,168 @@ class Estimates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StageTimes:
-    """Seconds per micro-batch and stage ``[n, p]``: compute, tensor-parallel, ZeRO-3 gathers; sends ``[n, 1]``."""
+    """Seconds per micro-batch and stage, ``[n, p]``, by what they are spent on."""
 
     compute_s: Floats
     tensor_s: Floats
-    gather_s: Floats
+    expert_s: Floats
+    shard_s: Floats
     send_s: Floats
 
     @property
     def total_s(self) -> Floats:
         """Time of one micro-batch on each stage, its sends included."""
-        busy = self.compute_s + self.tensor_s + self.gather_s
-        return np.where(busy > 0, busy + self.send_s, 0.0)
+        total: Floats = self.compute_s + self.tensor_s + self.expert_s + self.shard_s + self.send_s
+        return total
 
 
 def evaluate(train: TrainSpec, gpu_type: GpuType, group: GpuGroup, candidates: Candidates) -> Estimates:
     """Predict time and memory of every candidate on a group of one GPU type."""
-    model = model_cost(train.model)
+    model = model_cost(train.model, operators_of(gpu_type))
     links = links_of(gpu_type, group, candidates)
-    stages = _stage_times(model, train, gpu_type, candidates, links)
+    held = holdings(model, candidates)
+    stages = _stage_times(model, train, gpu_type, candidates, links=links, held=held)
     pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
-    parameters = stage_parameters(model, candidates)
-    sync_s = _sync_s(parameters, train, candidates, links)
-    update_s = _update_s(parameters, gpu_type, candidates)
+    sync_s = _sync_s(model, train, candidates, links, held)
+    update_s = _update_s(gpu_type, candidates, held)
     iter_time_s = step_end_s(pipeline_s, stages.total_s, sync_s + update_s)
-    breakdown = _breakdown(stages, pipeline_s, sync_s, iter_time_s, candidates)
     return Estimates(
         iter_time_s=iter_time_s,
-        breakdown_s=breakdown,
-        memory_bytes_by_stage=memory_bytes_by_stage(model, train, gpu_type, candidates, parameters),
+        breakdown_s=_breakdown(stages, pipeline_s, sync_s, iter_time_s, candidates),
+        memory_bytes_by_stage=memory_by_stage(model, train, gpu_type, candidates, held).total,
         relative_error=np.full(len(candidates), MODELLED_RELATIVE_ERROR),
         usd_per_step=iter_time_s * group.gpu_count * gpu_type.usd_per_hour / 3600.0,
     )
 
 
-def stage_parameters(model: ModelCost, candidates: Candidates) -> Floats:
-    """Return the parameters on one tensor-parallel rank of each stage, ``[n, p]``, before ZeRO."""
-    counts = candidates.stage_layers * float(model.layer.parameter_count)
-    counts[:, 0] += model.embedding_parameter_count
-    counts[np.arange(len(candidates)), candidates.pp - 1] += model.head_parameter_count
-    return counts / candidates.tp[:, None]
-
-
 def _stage_times(
-    model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates, links: Links
+    model: ModelCost,
+    train: TrainSpec,
+    gpu_type: GpuType,
+    candidates: Candidates,
+    *,
+    links: Links,
+    held: Holdings,
 ) -> _StageTimes:
-    layers = candidates.stage_layers.astype(np.float64)
-    tokens = (candidates.micro_batch_size * model.seq_len).astype(np.float64)
-    element_bytes = ELEMENT_BYTES[train.precision]
-    passes = 3.0 + candidates.is_full_recompute
-    compute_s = layers * (passes * layer_time_s(model, train, gpu_type, tokens, candidates.tp))[:, None]
-    rows = np.arange(len(candidates))
-    compute_s[rows, candidates.pp - 1] += 3.0 * head_time_s(model, train, gpu_type, tokens, candidates.tp)
-    activation_bytes = (tokens * model.hidden * element_bytes)[:, None]
-    reductions = 4.0 + 2.0 * candidates.is_full_recompute[:, None]
-    layer_bytes = (model.layer.parameter_count / candidates.tp * element_bytes)[:, None]
-    gather_s = np.where(candidates.zero[:, None] == 3, 2.0 * all_gather_s(links.data, layer_bytes), 0.0)
-    sends_s = 2.0 * candidates.virtual_stage_count[:, None] * send_s(links.pipeline, activation_bytes)
     return _StageTimes(
-        compute_s=compute_s,
-        tensor_s=layers * reductions * all_reduce_s(links.tensor, activation_bytes),
-        gather_s=layers * gather_s,
-        send_s=np.where(candidates.pp[:, None] > 1, sends_s, 0.0),
+        compute_s=stage_compute_s(model, train, gpu_type, candidates),
+        tensor_s=_tensor_s(model, train, candidates, links),
+        expert_s=_expert_s(model, train, candidates, links),
+        shard_s=_shard_s(model, train, candidates, links, held),
+        send_s=_send_s(model, train, candidates, links),
     )
 
 
-def _sync_s(parameters: Floats, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
-    """Gradient synchronisation of each stage: an all-reduce, or as much as scatter and gather when sharded.
+def _activation_bytes(train: TrainSpec, candidates: Candidates) -> Floats:
+    """Bytes of one element of each of a micro-batch's samples, ``[n, 1]``."""
+    return candidates.micro_batch_size[:, None].astype(np.float64) * ELEMENT_BYTES[train.precision]
 
-    Sharding works layer by layer, so it pays the latency of two collectives for each.
-    """
-    gradient_bytes = parameters * state_bytes(train).gradients
+
+def _tensor_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
+    if not np.any(candidates.tp > 1):
+        return np.zeros(candidates.stage_mask.shape)
+    reduced = np.array([_reductions(part) for part in model.parts]).T
+    elements, counts = reduced[:3], reduced[3:]
+    modes = candidates.recompute[:, None]
+    size_bytes = candidates.sums(model.cumulative(elements), modes) * _activation_bytes(train, candidates)
+    return all_reduce_s(links.tensor, size_bytes, candidates.sums(model.cumulative(counts), modes))
+
+
+def _reductions(part: Part) -> tuple[float, ...]:
+    """Return elements, then counts, of a micro-batch's all-reduces under each recomputation setting."""
+    one = part.reductions
+    elements = one.forward_elements + one.backward_elements
+    count = one.forward_count + one.backward_count
+    again = (one.forward_elements, one.forward_count) if part.is_layer else (0.0, 0)
+    return (
+        *(elements, elements + one.attention_elements, elements + again[0]),
+        *(count, count + one.attention_count, count + again[1]),
+    )
+
+
+def _expert_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
+    if not np.any(candidates.expert_parallel > 1):
+        return np.zeros(candidates.stage_mask.shape)
+    exchanged = [part.exchanged_elements for part in model.parts]
+    is_again = (candidates.recompute == 2)[:, None]
+    passes = 2.0 + is_again
+    size_bytes = candidates.sums(model.cumulative(exchanged)[None]) * _activation_bytes(train, candidates)
+    layers = candidates.sums(model.cumulative(float(elements > 0) for elements in exchanged)[None])
+    return all_to_all_s(links.expert, passes * size_bytes, 2.0 * passes * layers)
+
+
+def _shard_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+    """Return the scatters of gradients (ZeRO-2 and 3) and gathers of weights (ZeRO-3) of one micro-batch."""
     zero = candidates.zero[:, None]
-    latency_s = 2.0 * candidates.stage_layers * all_gather_s(links.data, np.zeros_like(gradient_bytes))
-    scatter_s = all_gather_s(links.data, gradient_bytes)
-    whole_s = all_reduce_s(links.data, gradient_bytes)
-    sync_s = np.select([zero == 3, zero >= 1], [scatter_s + latency_s, whole_s + latency_s], whole_s)
+    if not np.any(zero >= 2):
+        return np.zeros(candidates.stage_mask.shape)
+    each = state_bytes(train)
+    units = candidates.sums(model.cumulative(np.ones(len(model.parts)))[None])
+    scatter_s = _halves_s(links, held, each.gradients, units)
+    gather_s = 2.0 * _halves_s(links, held, ELEMENT_BYTES[train.precision], units)
+    seconds: Floats = np.where(zero >= 2, scatter_s, 0.0) + np.where(zero == 3, gather_s, 0.0)
+    return seconds
+
+
+def _halves_s(links: Links, held: Holdings, bytes_each: float, count: Floats | float) -> Floats:
+    """Return the time to gather (or to reduce-scatter) all parameters of a rank among those that have them too."""
+    dense_s = all_gather_s(links.data, held.dense * bytes_each, count)
+    if not np.any(held.expert):
+        return dense_s
+    return dense_s + all_gather_s(links.expert_data, held.expert * bytes_each, count)
+
+
+def _send_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
+    """Return the sends of one micro-batch: activations on, gradients back."""
+    first, last = candidates.chunk_first, candidates.chunk_last
+    is_chunk = last > first
+    inputs = model.by_unit(part.input_elements for part in model.parts)
+    outputs = model.by_unit(part.output_elements for part in model.parts)
+    goes_on, goes_back = is_chunk & (last < model.unit_count), is_chunk & (first > 0)
+    elements: Floats = np.where(goes_on, outputs[np.maximum(last - 1, 0)], 0.0)
+    elements += np.where(goes_back, inputs[np.minimum(first, model.unit_count - 1)], 0.0)
+    counts = (goes_on.sum(axis=2) + goes_back.sum(axis=2)).astype(np.float64)
+    sizes = candidates.by_cut(elements.sum(axis=2)) * _activation_bytes(train, candidates)
+    return send_s(links.pipeline, sizes / candidates.sequence_divisor, candidates.by_cut(counts))
+
+
+def _sync_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+    """Gradient synchronisation of each stage after its last micro-batch.
+
+    An all-reduce without sharding. Sharding works unit by unit, so it pays a latency for each: ZeRO-1 scatters
+    gradients and gathers weights, ZeRO-2 has only the gathering left, ZeRO-3 nothing.
+    """
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    units = candidates.sums(model.cumulative(np.ones(len(model.parts)))[None])
+    whole_s = 2.0 * _halves_s(links, held, each.gradients, 1.0)
+    scatter_s = _halves_s(links, held, each.gradients, units)
+    gather_s = _halves_s(links, held, each.weights, units)
+    sync_s = np.select([zero == 0, zero == 1, zero == 2], [whole_s, scatter_s + gather_s, gather_s], 0.0)
     return np.where(candidates.stage_mask, sync_s, 0.0)
 
 
-def _update_s(parameters: Floats, gpu_type: GpuType, candidates: Candidates) -> Floats:
-    own = parameters / np.where(candidates.zero >= 1, candidates.dp, 1)[:, None]
+def _update_s(gpu_type: GpuType, candidates: Candidates, held: Holdings) -> Floats:
+    own = np.where(candidates.zero[:, None] >= 1, held.share, held.total)
     return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / gpu_type.memory_bandwidth_bytes_per_s
 
 
 def _breakdown(
     stages: _StageTimes, pipeline_s: Floats, sync_s: Floats, iter_time_s: Floats, candidates: Candidates
 ) -> dict[str, Floats]:
-    """Split the step along its slowest stage; what is left over is the update that nothing hides."""
+    """Split the step along its busiest stage; what is left over is the update that nothing hides."""
     rows = np.arange(len(candidates))
-    slowest = stages.total_s.argmax(axis=1)
-    count = candidates.micro_batch_count
+    busy_s = candidates.micro_batch_count * stages.total_s
+    busiest = busy_s.argmax(axis=1)
+    count = np.broadcast_to(candidates.micro_batch_count, busy_s.shape)[rows, busiest]
     exposed_s = iter_time_s - pipeline_s
     data_s = np.minimum(sync_s.max(axis=1), exposed_s)
     return {
-        "compute": count * stages.compute_s[rows, slowest],
-        "tensor_parallel": count * stages.tensor_s[rows, slowest],
-        "shard_gather": count * stages.gather_s[rows, slowest],
-        "pipeline_send": count * stages.send_s[:, 0],
-        "pipeline_bubble": pipeline_s - count * stages.total_s[rows, slowest],
+        "compute": count * stages.compute_s[rows, busiest],
+        "tensor_parallel": count * stages.tensor_s[rows, busiest],
+        "expert_exchange": count * stages.expert_s[rows, busiest],
+        "shard_gather": count * stages.shard_s[rows, busiest],
+        "pipeline_send": count * stages.send_s[rows, busiest],
+        "pipeline_bubble": pipeline_s - busy_s[rows, busiest],
         "data_parallel": data_s,
         "update": exposed_s - data_s,
     }

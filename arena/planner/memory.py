@@ -1,4 +1,21 @@
-"""Peak memory of one GPU of each stage. Pure: no I/O, no clock."""
+"""Peak memory of one GPU of each stage. Pure: no I/O, no clock.
+
+What a rank of the worker holds, in bytes per parameter: fp32 has weights 4, gradients 4, AdamW moments 8 (SGD with
+momentum 4, without 0); bf16 has weights 2, gradients 4 (summed over micro-batches in fp32), fp32 master weights 4 and
+the moments. n ranks hold the same parameter: dp, times tp where tensor parallelism does not split it; dp / ep for
+experts; twice dp for tied embeddings on two stages.
+
+* ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients, with a bucket of those of the last micro-batch
+  (25 MiB or the largest unit, at most all of them) beside them.
+* ZeRO-3 divides weights too: what is divided is the fp32 weight (in bf16, the master). Whole are the weights, in the
+  working precision, of the unit at work and of the next, and one unit's gradients.
+* Activations: what ``arena.planner.activations`` lists, for the micro-batches in flight, and the output that a stage
+  sends. Recomputation adds what it makes again of one layer.
+* Logits: their log-softmax in fp32, and two gradients of that size while they last (three where the vocabulary is
+  split: the worker's own loss).
+
+A tensor counts as long as somebody needs it; allocators keep more (see ``USABLE_SHARE``).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +25,12 @@ import numpy as np
 
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
-from arena.planner.candidates import Candidates, Floats
+from arena.domain.parallel import ParallelPlan, Recompute
+from arena.planner.activations import Kept, Operators, Spread
+from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints, candidate_of
 from arena.planner.compute import ELEMENT_BYTES
-from arena.planner.model import ModelCost
+from arena.planner.model import ModelCost, Part, model_cost
+from arena.planner.ranges import largest_in
 from arena.units import GIB, MIB
 
 USABLE_SHARE = 0.94
@@ -20,6 +40,11 @@ _CONTEXT_BYTES = 1 * GIB
 _CPU_CONTEXT_BYTES = 256 * MIB
 """Driver context, libraries and communication buffers (on the CPU: the interpreter with its libraries)."""
 
+_BUCKET_BYTES = 25 * MIB
+_LOGITS_KEPT_BYTES = 4.0
+_LOGITS_GRADIENT_BYTES = 8.0
+_SPLIT_LOGITS_GRADIENT_BYTES = 12.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
@@ -27,7 +52,61 @@ class StateBytes:
 
     weights: float
     gradients: float
-    optimizer: float
+    moments: float
+    master: float
+
+    @property
+    def sharded_weights(self) -> float:
+        """Bytes of a weight that ZeRO-3 divides: the fp32 one."""
+        return self.master or self.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of each stage by what they are for, ``[n, p]``, zero beyond a plan's depth.
+
+    Args:
+        state: Weights, gradients, optimizer.
+        transient: Gathered weights and gradient buckets under ZeRO.
+        activations: Kept for backward passes.
+        working: In use for a moment by the layer at work, recomputation included.
+        logits: Log-softmax and its gradients on the last stage; they are gone when its layers run backward.
+        context: Driver, libraries, communication buffers.
+    """
+
+    state: Floats
+    transient: Floats
+    activations: Floats
+    working: Floats
+    logits: Floats
+    context: Floats
+
+    @property
+    def total(self) -> Floats:
+        """The peak."""
+        moment = np.maximum(self.working, self.logits)
+        peak: Floats = self.state + self.transient + self.activations + moment + self.context
+        return peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Parameters on one rank of each stage, ``[n, p]``.
+
+    Args:
+        dense: Held by all replicas.
+        expert: Experts.
+        share: The part of both that is a rank's own when ranks with the same parameters divide them.
+    """
+
+    dense: Floats
+    expert: Floats
+    share: Floats
+
+    @property
+    def total(self) -> Floats:
+        """All that a rank holds without ZeRO."""
+        return self.dense + self.expert
 
 
 def state_bytes(train: TrainSpec) -> StateBytes:
@@ -35,49 +114,187 @@ def state_bytes(train: TrainSpec) -> StateBytes:
     sgd_moments = 4.0 if train.optimizer.momentum else 0.0
     moments = 8.0 if train.optimizer.name == "adamw" else sgd_moments
     if train.precision == "fp32":
-        return StateBytes(weights=4.0, gradients=4.0, optimizer=moments)
-    return StateBytes(weights=2.0, gradients=4.0, optimizer=moments + 4.0)
+        return StateBytes(weights=4.0, gradients=4.0, moments=moments, master=0.0)
+    return StateBytes(weights=2.0, gradients=4.0, moments=moments, master=4.0)
 
 
-def memory_bytes_by_stage(
-    model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates, parameters: Floats
-) -> Floats:
-    """Return the peak of each stage, ``[n, p]``; ``parameters`` are those of one tensor-parallel rank."""
+def operators_of(gpu_type: GpuType) -> Operators:
+    """Return what the operators of a device keep."""
+    return Operators(has_fused_rms_norm=gpu_type.name != "cpu")
+
+
+def memory_of_plan(train: TrainSpec, plan: ParallelPlan, gpu_type: GpuType) -> Memory:
+    """Return what one plan of any form needs, ``[1, stages]``."""
+    model = model_cost(train.model, operators_of(gpu_type))
+    candidates = candidate_of(plan, train.global_batch)
+    return memory_by_stage(model, train, gpu_type, candidates, holdings(model, candidates))
+
+
+def memory_by_stage(
+    model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates, held: Holdings
+) -> Memory:
+    """Return what every stage of every candidate needs."""
+    mask = candidates.stage_mask
     context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
-    state = _state(model, train, candidates, parameters)
-    peak = context + state + _activations(model, train, candidates)
-    rows = np.arange(len(candidates))
-    peak[rows, candidates.pp - 1] += _logits(model, train, candidates)
-    return np.where(candidates.stage_mask, peak, 0.0)
+    parts = {
+        "state": _state(train, candidates, held),
+        "transient": _transient(model, train, candidates, held),
+        "activations": _activations(model, train, candidates),
+        "working": _working(model, train, candidates),
+        "logits": _logits(model, candidates),
+        "context": np.full(mask.shape, float(context)),
+    }
+    return Memory(**{name: np.where(mask, part, 0.0) for name, part in parts.items()})
 
 
-def _state(model: ModelCost, train: TrainSpec, candidates: Candidates, parameters: Floats) -> Floats:
-    each = state_bytes(train)
-    dp = candidates.dp.astype(np.float64)
-    weights = each.weights / np.where(candidates.zero == 3, dp, 1.0)
-    gradients = each.gradients / np.where(candidates.zero >= 2, dp, 1.0)
-    optimizer = each.optimizer / np.where(candidates.zero >= 1, dp, 1.0)
-    # ZeRO-3 holds the gathered weights of the layer at work and of the one prefetched.
-    gathered = np.where(candidates.zero == 3, 2.0 * model.layer.parameter_count / candidates.tp * each.weights, 0.0)
-    return parameters * (weights + gradients + optimizer)[:, None] + gathered[:, None]
+def holdings(model: ModelCost, candidates: Candidates) -> Holdings:
+    """Return the parameters of one rank of each stage."""
+    counts = [part.parameters for part in model.parts]
+    tp, dp = candidates.tp.astype(np.float64), candidates.dp.astype(np.float64)
+    ep = candidates.expert_parallel[:, None].astype(np.float64)
+    split = candidates.sums(model.cumulative(one.split for one in counts)[None]) / tp
+    replicated = candidates.sums(model.cumulative(one.replicated for one in counts)[None])
+    expert = candidates.sums(model.cumulative(one.expert for one in counts)[None]) / (tp * ep)
+    stages = np.arange(split.shape[1])[None, :]
+    ends = (stages == 0).astype(np.float64) + ((stages == candidates.pp[:, None] - 1) & (stages > 0))
+    tied = ends * (model.beginning.parameters.tied / tp)
+    copies = np.where(candidates.pp[:, None] > 1, 2.0, 1.0)
+    return Holdings(
+        dense=split + replicated + tied,
+        expert=expert,
+        share=split / dp + replicated / (dp * tp) + expert / (dp / ep) + tied / (dp * copies),
+    )
+
+
+def _state(train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    weights = np.where(zero == 3, held.share * each.sharded_weights, held.total * each.weights)
+    gradients = each.gradients * np.where(zero >= 2, held.share, held.total)
+    # Under ZeRO-3 the divided weights are the master weights.
+    optimizer_bytes = each.moments + np.where(zero == 3, 0.0, each.master)
+    state: Floats = weights + gradients + optimizer_bytes * np.where(zero >= 1, held.share, held.total)
+    return state
+
+
+def _transient(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
+    """Return gathered weights of two units and one's gradients (ZeRO-3), or a bucket of gradients (ZeRO-2)."""
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    if not np.any(zero >= 2):
+        return np.zeros_like(held.total)
+    totals = model.by_unit(float(part.parameters.total) for part in model.parts)
+    first, last = candidates.chunk_first, candidates.chunk_last
+    start = largest_in(totals[:-1] + totals[1:], np.minimum(first, len(totals) - 2), np.maximum(last - 1, first))
+    unit = _unit_sizes(model, candidates, largest_in(totals, first, last))
+    follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
+    pair = np.maximum(unit, _unit_sizes(model, candidates, start) + follower).max(axis=2)
+    unit = unit.max(axis=2)
+    gradients = held.total * each.gradients
+    bucket = np.minimum(gradients, np.maximum(_BUCKET_BYTES, unit * each.gradients))
+    whole = (pair + unit) * each.weights
+    is_divided = held.share < held.total
+    return np.where(is_divided, np.select([zero == 3, zero == 2], [whole, bucket], 0.0), 0.0)
+
+
+def _unit_sizes(model: ModelCost, candidates: Candidates, units: Ints) -> Floats:
+    """Return the parameters on one rank, ``[n, p, v]``, of units that are given for each way to split layers."""
+    counts = [part.parameters for part in model.parts]
+    at = model.part_by_unit[np.minimum(units, model.unit_count - 1)]
+    tp = candidates.tp[..., None].astype(np.float64)
+    sizes = candidates.by_cut(np.array([float(one.split + one.tied) for one in counts])[at]) / tp
+    sizes += candidates.by_cut(np.array([float(one.replicated) for one in counts])[at])
+    if any(one.expert for one in counts):
+        expert = candidates.by_cut(np.array([float(one.expert) for one in counts])[at])
+        sizes += expert / (tp * candidates.expert_parallel[:, None, None])
+    return sizes
 
 
 def _activations(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
-    """Activations of the micro-batches in flight; under full recomputation only each layer's input is kept."""
-    layer = model.layer
-    tokens = candidates.micro_batch_size * model.seq_len
-    whole = layer.replicated_activations_per_token + layer.sharded_activations_per_token / candidates.tp
-    kept = np.where(candidates.is_full_recompute, float(model.hidden), whole)
-    working = np.where(candidates.is_full_recompute, whole, 0.0)
-    per_token = candidates.stage_layers * kept[:, None] * _in_flight(candidates) + working[:, None]
-    return per_token * (tokens * ELEMENT_BYTES[train.precision])[:, None]
+    """Return what the micro-batches in flight keep, and the outputs that the stage has sent."""
+    element_bytes = ELEMENT_BYTES[train.precision]
+    kept = _spread_sums(model, candidates, element_bytes)
+    outputs = model.by_unit(part.output_elements for part in model.parts)
+    is_sent = (candidates.chunk_last > candidates.chunk_first) & (candidates.chunk_last < model.unit_count)
+    sent = np.where(is_sent, outputs[np.maximum(candidates.chunk_last - 1, 0)], 0.0).sum(axis=2)
+    kept += candidates.by_cut(sent) * element_bytes / candidates.sequence_divisor
+    return kept * _in_flight(candidates) * candidates.micro_batch_size[:, None]
+
+
+def _spread_sums(model: ModelCost, candidates: Candidates, element_bytes: float) -> Floats:
+    """Return the bytes per sample that one rank of each stage keeps, ``[n, p]``."""
+    total = np.zeros(candidates.stage_mask.shape)
+    for spread in Spread:
+        by_mode = np.array(
+            [[_bytes(part.kept, spread, element_bytes, mode) for part in model.parts] for mode in RECOMPUTE_MODES]
+        )
+        total += candidates.sums(model.cumulative(by_mode), candidates.recompute[:, None]) / _divisor(
+            candidates, spread
+        )
+    return total
+
+
+def _divisor(candidates: Candidates, spread: Spread) -> Floats | float:
+    if spread is Spread.SPLIT:
+        return candidates.tp.astype(np.float64)
+    return candidates.sequence_divisor.astype(np.float64) if spread is Spread.SEQUENCE else 1.0
+
+
+def _bytes(tensors: tuple[Kept, ...], spread: Spread, element_bytes: float, mode: Recompute) -> float:
+    return sum(
+        tensor.elements * (tensor.element_bytes or element_bytes)
+        for tensor in tensors
+        if tensor.spread is spread and mode in tensor.modes
+    )
+
+
+def _working(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
+    """Return what the layer at work has in use for a moment: gradients, what it recomputes, a weight's gradient."""
+    element_bytes = ELEMENT_BYTES[train.precision]
+    samples = candidates.micro_batch_size[:, None]
+    worst = np.zeros(candidates.stage_mask.shape)
+    for index, part in enumerate(model.parts):
+        if part.is_layer:
+            made = [_made_again(part, candidates, element_bytes, mode) for mode in RECOMPUTE_MODES]
+            again = np.select([candidates.recompute[:, None] == 1, candidates.recompute[:, None] == 2], made[1:], 0.0)
+            moment = np.zeros_like(again)
+            for tensors in part.working:
+                moment = np.maximum(moment, _on_rank(tensors, candidates, element_bytes))
+            weight = part.parameters.largest * element_bytes / candidates.tp
+            here = candidates.sums(model.cumulative(float(one == index) for one in range(len(model.parts)))[None])
+            worst = np.maximum(worst, np.where(here > 0, (again + moment) * samples + weight, 0.0))
+    return worst
+
+
+def _made_again(part: Part, candidates: Candidates, element_bytes: float, mode: Recompute) -> Floats:
+    """Return the bytes per sample by which a layer grows when its backward pass makes again what it did not keep.
+
+    Selective recomputation makes the attention again after the rest of the layer is gone.
+    """
+    missing = tuple(one for one in part.kept if Recompute.NONE in one.modes and mode not in one.modes)
+    # What is kept for the recomputation is there once: as an input it is among the missing as well.
+    input_bytes = _on_rank(
+        tuple(one for one in part.kept if Recompute.NONE not in one.modes), candidates, element_bytes
+    )
+    again = np.maximum(_on_rank(missing, candidates, element_bytes) - input_bytes, 0.0)
+    if mode is Recompute.SELECTIVE:
+        gone = tuple(one for one in part.kept if Recompute.NONE in one.modes and mode in one.modes)
+        again = np.maximum(again - _on_rank(gone, candidates, element_bytes), 0.0)
+    return again
+
+
+def _on_rank(tensors: tuple[Kept, ...], candidates: Candidates, element_bytes: float) -> Floats:
+    """Return the bytes per sample of some tensors on one rank, ``[n, p or 1]``."""
+    total = np.zeros(candidates.tp.shape)
+    for spread in Spread:
+        whole = sum(one.elements * (one.element_bytes or element_bytes) for one in tensors if one.spread is spread)
+        total = total + whole / _divisor(candidates, spread)
+    return total
 
 
 def _in_flight(candidates: Candidates) -> Floats:
     """Micro-batches whose activations a stage holds at once, in units of the whole stage, ``[n, p]``."""
-    count = candidates.micro_batch_count[:, None].astype(np.float64)
+    count = candidates.micro_batch_count.astype(np.float64)
     depth = candidates.pp[:, None]
-    stage = np.arange(candidates.stage_layers.shape[1])[None, :]
+    stage = np.arange(candidates.depth)[None, :]
     chunks = candidates.virtual_stage_count[:, None]
     warm_up = np.maximum(1, depth - stage)
     interleaved = (2 * np.maximum(0, depth - stage - 1) + (chunks - 1) * depth + 1) / chunks
@@ -85,9 +302,12 @@ def _in_flight(candidates: Candidates) -> Floats:
     return np.where(candidates.is_gpipe[:, None], count, held)
 
 
-def _logits(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
-    """Logits in the working precision, and their softmax and gradient in fp32."""
-    tokens = candidates.micro_batch_size * model.seq_len
-    element_bytes = ELEMENT_BYTES[train.precision] + 8.0
-    logits: Floats = tokens * (model.vocab_size / candidates.tp) * element_bytes
-    return logits
+def _logits(model: ModelCost, candidates: Candidates) -> Floats:
+    """Return the bytes of the logits: kept for each micro-batch in flight on the last stage, gradients of one."""
+    ending = model.ending
+    divisor = candidates.tp if ending.logits_spread is Spread.SPLIT else np.ones_like(candidates.tp)
+    elements = ending.logits_elements * candidates.micro_batch_size[:, None] / divisor
+    gradients = np.where(divisor > 1, _SPLIT_LOGITS_GRADIENT_BYTES, _LOGITS_GRADIENT_BYTES)
+    in_flight = np.where(candidates.is_gpipe[:, None], candidates.micro_batch_count, 1)
+    logits = elements * (_LOGITS_KEPT_BYTES * in_flight + gradients)
+    return np.where(candidates.last_stages, logits, 0.0)

@@ -18,12 +18,19 @@ BACKWARD_SHARE = 2.0 / 3.0
 def pipeline_time_s(stage_s: Floats, micro_batch_count: Ints, virtual_stage_count: Ints) -> Floats:
     """Return the time from the first forward to the last backward, ``[n]``.
 
-    1F1B and GPipe: the slowest stage works through all micro-batches, the others add one warm-up and drain.
+    1F1B and GPipe: the busiest stage works through all its micro-batches, the others add one warm-up and drain.
     Interleaving divides the latter by the model chunks of each rank.
+
+    Args:
+        stage_s: Time of one micro-batch, ``[n, p]``.
+        micro_batch_count: Of the busiest replica of each stage, ``[n, p or 1]``.
+        virtual_stage_count: Chunks of each rank, ``[n]``.
     """
-    slowest_s = stage_s.max(axis=1)
+    busy_s = micro_batch_count * stage_s
+    busiest = busy_s.argmax(axis=1)[:, None]
+    slowest_s = np.take_along_axis(stage_s, busiest, axis=1)[:, 0]
     bubble_s = (stage_s.sum(axis=1) - slowest_s) / virtual_stage_count
-    total_s: Floats = micro_batch_count * slowest_s + bubble_s
+    total_s: Floats = np.take_along_axis(busy_s, busiest, axis=1)[:, 0] + bubble_s
     return total_s
 
 

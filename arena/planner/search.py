@@ -9,15 +9,15 @@ from functools import lru_cache
 import numpy as np
 
 from arena.domain.allocation import GpuGroup, splits_tensor_parallel_group
+from arena.domain.capability import job_refusals, unsupported
 from arena.domain.cluster import GpuType
 from arena.domain.grid import PARETO_PLANS_MAX, Cell, Estimate, PlanEstimate
 from arena.domain.job import ParallelLimits, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, parse_plan
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.planner.candidates import Candidates, candidates_of, micro_batch_count
-from arena.planner.capability import Capability
+from arena.planner.candidates import Candidates, candidate_of
 from arena.planner.cost import Estimates, evaluate
-from arena.planner.layouts import LayoutSpace, candidates_of_layouts
+from arena.planner.layouts import LayoutSpace
 from arena.planner.memory import USABLE_SHARE
 from arena.units import GIB
 
@@ -27,27 +27,27 @@ NEAR_TIE_SHARE = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is searched: a workload, the user's bounds on its plan, and what the worker runs."""
+    """What is searched: a workload, and the user's bounds on its plan."""
 
     train: TrainSpec
     limits: ParallelLimits
-    capability: Capability
 
     def best_cell(self, gpu_type: GpuType, group: GpuGroup) -> Cell | Reason:
         """Return a group's best plan with its Pareto set, or why it has none."""
+        refusal = next(job_refusals(self.train), None)
+        if refusal is not None:
+            return reason(ReasonCode.UNSUPPORTED, detail=refusal)
         if self.limits.plan is not None:
             plan = self.pinned_plan()
             refusal = self._refusal(plan, group)
             if refusal is not None:
                 return reason(ReasonCode.DIVISIBILITY, detail=f"plan '{self.limits.plan}': {refusal}")
-            return self._priced(gpu_type, group, candidates_of([plan], self.train.global_batch), lambda _: plan)
-        space = LayoutSpace(train=self.train, limits=self.limits, capability=self.capability)
-        layouts = list(space.layouts(group))
-        if not layouts:
+            return self._priced(gpu_type, group, candidate_of(plan, self.train.global_batch), lambda _: plan)
+        space = LayoutSpace(train=self.train, limits=self.limits)
+        layouts = space.layouts(group)
+        if not len(layouts):
             return reason(ReasonCode.DIVISIBILITY, detail=f"{group}: {'; '.join(space.bounds(group))}")
-        candidates = candidates_of_layouts(layouts, self.train)
-        layers = self.train.model.layers
-        return self._priced(gpu_type, group, candidates, lambda index: layouts[index].plan(layers))
+        return self._priced(gpu_type, group, layouts.candidates(), layouts.plan)
 
     def pinned_plan(self) -> ParallelPlan:
         """Return the plan the user pinned.
@@ -69,10 +69,10 @@ class Search:
         if not fitting:
             return _too_big(estimates, limit_bytes)
         made = lru_cache(maxsize=None)(plan_of)
-        supported = lru_cache(maxsize=None)(lambda index: self.capability.unsupported(self.train, made(index)) is None)
+        supported = lru_cache(maxsize=None)(lambda index: unsupported(self.train, made(index)) is None)
         fastest = next((index for index in fitting if supported(index)), None)
         if fastest is None:
-            refusal = self.capability.unsupported(self.train, made(fitting[0]))
+            refusal = unsupported(self.train, made(fitting[0]))
             return reason(ReasonCode.UNSUPPORTED, detail=str(refusal))
         near_s = (1.0 + NEAR_TIE_SHARE) * float(estimates.iter_time_s[fastest])
         near = [index for index in fitting if estimates.iter_time_s[index] <= near_s and supported(index)]
@@ -87,16 +87,12 @@ class Search:
     def _refusal(self, plan: ParallelPlan, group: GpuGroup) -> str | None:
         """Return why a pinned plan cannot run on a group."""
         counts = [count for part in group.parts for count in part.node_counts]
-        micro_batches = micro_batch_count(self.train.global_batch, plan.dp, plan.micro_batch_size)
         if plan.gpu_count != group.gpu_count:
             return f"it is for {plan.gpu_count} GPUs, the group has {group.gpu_count}"
-        if plan.dp > self.train.global_batch:
-            return f"global batch = {self.train.global_batch}: dp at most {self.train.global_batch}"
-        if micro_batches < plan.pp:
-            return f"pp{plan.pp} needs at least {plan.pp} micro-batches a step, it has {micro_batches}"
-        if splits_tensor_parallel_group(plan, counts):
-            return f"tp{plan.tp} would span nodes on {group}"
-        return self.capability.unsupported(self.train, plan)
+        refusal = unsupported(self.train, plan)
+        if refusal is None and splits_tensor_parallel_group(plan, counts):
+            return f"tp{max(plan.tensor_parallel_sizes)} would span nodes on {group}"
+        return refusal
 
 
 def _simplicity(plan: ParallelPlan) -> tuple[bool, int]:

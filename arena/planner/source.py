@@ -10,12 +10,11 @@ from arena.domain.cluster import ClusterShape, GpuType
 from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimate
 from arena.domain.job import JobSpec
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.planner.capability import Capability, WorkerCapability
 from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
 from arena.planner.search import Search
 
-PLANNER_VERSION = "roofline-1"
+PLANNER_VERSION = "roofline-2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +24,10 @@ class PlannerGridSource:
     Args:
         version: Recorded with each grid.
         gpu_types: Hardware catalog.
-        capability: What the worker runs.
     """
 
     version: str = PLANNER_VERSION
     gpu_types: Mapping[str, GpuType] = field(default_factory=catalog)
-    capability: Capability = field(default_factory=WorkerCapability)
 
     def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
         """Return the job's grid on a cluster of this shape; pure and deterministic.
@@ -56,7 +53,7 @@ class PlannerGridSource:
     def _search(self, spec: JobSpec) -> Search | None:
         if spec.train is None:
             return None
-        return Search(train=spec.train, limits=spec.parallel, capability=self.capability)
+        return Search(train=spec.train, limits=spec.parallel)
 
     def _groups(self, spec: JobSpec, shape: ClusterShape, search: Search | None) -> Iterator[GpuGroup]:
         for gpu_type in _types(spec, shape):

@@ -13,45 +13,24 @@ from hypothesis import strategies as st
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import ParallelLimits, TrainSpec
-from arena.planner.capability import WorkerCapability
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.hardware import catalog
-from arena.planner.layouts import LayoutSpace, candidates_of_layouts
+from arena.planner.layouts import LayoutSpace
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec
+from tests.property.train_strategies import trains
 
 TYPES = sorted(catalog())
 sized = settings(max_examples=30, deadline=None)
 groups = st.sampled_from([(1,), (2,), (1, 1), (4,), (2, 2), (3, 1), (8,), (4, 4), (8, 8)])
 
 
-@st.composite
-def trains(draw: st.DrawFn) -> TrainSpec:
-    heads = draw(st.sampled_from([4, 8, 12]))
-    model = {
-        "family": draw(st.sampled_from(["gpt", "llama"])),
-        "layers": draw(st.integers(1, 12)),
-        "hidden": heads * draw(st.sampled_from([16, 64, 128])),
-        "heads": heads,
-        "vocab_size": draw(st.sampled_from([256, 32000])),
-        "seq_len": draw(st.sampled_from([64, 1024])),
-    }
-    train: dict[str, Any] = {
-        "global_batch": draw(st.integers(1, 64)),
-        "precision": draw(st.sampled_from(["fp32", "bf16"])),
-    }
-    spec = train_spec(model=model, train=train).train
-    assert spec is not None
-    return spec
-
-
 def price(train: TrainSpec, gpu_type: GpuType, counts: tuple[int, ...]) -> Estimates | None:
     group = GpuGroup.of(gpu_type.name, counts)
     limits = ParallelLimits(zero=(0, 1, 2, 3), schedules=("1f1b", "gpipe", "interleaved"))
-    space = LayoutSpace(train=train, limits=limits, capability=WorkerCapability())
-    layouts = list(space.layouts(group))
-    return evaluate(train, gpu_type, group, candidates_of_layouts(layouts, train)) if layouts else None
+    layouts = LayoutSpace(train=train, limits=limits).layouts(group)
+    return evaluate(train, gpu_type, group, layouts.candidates()) if len(layouts) else None
 
 
 def faster(gpu_type: GpuType, factor: float, *names: str) -> GpuType:
@@ -60,7 +39,7 @@ def faster(gpu_type: GpuType, factor: float, *names: str) -> GpuType:
 
 
 @sized
-@given(train=trains(), name=st.sampled_from(TYPES), counts=groups, factor=st.floats(1.0, 100.0))
+@given(train=trains, name=st.sampled_from(TYPES), counts=groups, factor=st.floats(1.0, 100.0))
 def test_a_faster_link_never_slows(train: TrainSpec, name: str, counts: tuple[int, ...], factor: float):
     gpu_type = catalog()[name]
     before = price(train, gpu_type, counts)
@@ -73,7 +52,7 @@ def test_a_faster_link_never_slows(train: TrainSpec, name: str, counts: tuple[in
 
 
 @sized
-@given(train=trains(), name=st.sampled_from(TYPES), counts=groups, factor=st.floats(1.0, 100.0))
+@given(train=trains, name=st.sampled_from(TYPES), counts=groups, factor=st.floats(1.0, 100.0))
 def test_a_longer_latency_never_helps(train: TrainSpec, name: str, counts: tuple[int, ...], factor: float):
     gpu_type = catalog()[name]
     slower = faster(gpu_type, factor, "link_latency_s", "network_latency_s", "launch_latency_s")
@@ -82,7 +61,7 @@ def test_a_longer_latency_never_helps(train: TrainSpec, name: str, counts: tuple
 
 
 @sized
-@given(train=trains(), name=st.sampled_from(TYPES), counts=groups)
+@given(train=trains, name=st.sampled_from(TYPES), counts=groups)
 def test_estimates_are_finite_positive_and_add_up(train: TrainSpec, name: str, counts: tuple[int, ...]):
     estimates = price(train, catalog()[name], counts)
     if estimates is None:
@@ -96,7 +75,7 @@ def test_estimates_are_finite_positive_and_add_up(train: TrainSpec, name: str, c
 
 
 @sized
-@given(train=trains(), memory_gib=st.floats(0.3, 80.0), more=st.floats(1.0, 10.0))
+@given(train=trains, memory_gib=st.floats(0.3, 80.0), more=st.floats(1.0, 10.0))
 def test_more_memory_never_makes_a_feasible_group_infeasible_or_slower(
     train: TrainSpec, memory_gib: float, more: float
 ):
@@ -111,7 +90,7 @@ def test_more_memory_never_makes_a_feasible_group_infeasible_or_slower(
 
 
 @sized
-@given(train=trains())
+@given(train=trains)
 def test_the_same_question_has_the_same_answer_and_cells_are_in_order(train: TrainSpec):
     spec = train_spec().model_copy(update={"train": train})
     cluster = shape(("a100-80", 4, 2), ("v100-16", 2, 2))

@@ -43,7 +43,7 @@ def simulate(stage_s: list[float], micro_batch_count: int) -> list[float]:
 
 
 def closed_form(stage_s: list[float], micro_batch_count: int, chunks: int = 1) -> float:
-    (total_s,) = pipeline_time_s(np.array([stage_s]), np.array([micro_batch_count]), np.array([chunks]))
+    (total_s,) = pipeline_time_s(np.array([stage_s]), np.array([[micro_batch_count]]), np.array([chunks]))
     return float(total_s)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from arena.domain.capability import unsupported
 from arena.domain.grid import Grid
+from arena.domain.job import JobSpec
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import ReasonCode
 from arena.errors import SpecError
 from arena.planner.groups import COUNTS_PER_TYPE_MAX
 from arena.planner.source import PlannerGridSource
-from arena_agent.worker.capability import unsupported
 from tests.builders import command_spec, shape, train_spec
 
 SOURCE = PlannerGridSource()
@@ -57,7 +58,8 @@ def test_plans_use_all_gpus_of_their_group_and_the_worker_runs_them():
         for found in (cell.best, *cell.others):
             assert found.plan is not None
             assert found.plan.gpu_count == cell.group.gpu_count
-            assert unsupported(spec, found.plan) is None
+            assert spec.train is not None
+            assert unsupported(spec.train, found.plan) is None
 
 
 def test_other_plans_trade_time_for_memory():
@@ -94,21 +96,22 @@ def test_what_does_not_fit_says_by_how_much():
 
 def test_counts_that_nothing_divides_say_which_values_would_do():
     spec = train_spec(
-        model={"layers": 2, "heads": 12, "hidden": 96}, train={"global_batch": 1}, kind="rigid", gpus={"count": 8}
+        model={"layers": 1, "heads": 12, "hidden": 96}, train={"global_batch": 1}, kind="rigid", gpus={"count": 8}
     )
     (item,) = SOURCE.grid(spec, shape(("cpu", 8, 1))).infeasible
     assert item.reason.code is ReasonCode.DIVISIBILITY
     assert "heads = 12: tp in {1, 2, 3, 4, 6, 12}; 8 does not divide" in str(item.reason)
     assert "global batch = 1: dp at most 1" in str(item.reason)
-    assert "layers = 2: pp at most 2" in str(item.reason)
+    assert "layers = 1: pp at most 1" in str(item.reason)
 
 
-def test_no_plan_has_fewer_micro_batches_than_stages():
+def test_a_stage_waits_for_micro_batches_only_where_there_are_too_few_samples():
     spec = train_spec(train={"global_batch": 4})
     for cell in SOURCE.grid(spec, shape(("cpu", 8, 1))).cells:
         for found in (cell.best, *cell.others):
-            assert found.plan is not None
-            assert -(-4 // found.plan.dp) // found.plan.micro_batch_size >= found.plan.pp
+            plan = found.plan
+            assert plan is not None
+            assert -(-4 // plan.dp) // plan.micro_batch_size >= plan.pp or plan.micro_batch_size == 1
 
 
 def test_limits_of_the_plan_hold():
@@ -137,11 +140,21 @@ def test_a_pinned_plan_is_the_only_one():
     assert str(plan_of("cpu 2+2", grid)) == "dp2 tp2 pp1 mb1"
 
 
+def test_a_pinned_plan_may_have_stages_of_its_own_and_less_memory_where_it_has_fewer_layers():
+    text = "[layers=3 tp1*2 | layers=1 tp2] mb1"
+    grid = SOURCE.grid(train_spec(parallel={"plan": text}), TWO_BY_TWO)
+    (cell,) = grid.cells
+    assert str(cell.best.plan) == text
+    first, last = cell.best.estimate.memory_bytes_by_stage
+    assert first > last
+    assert sum(cell.best.estimate.breakdown_s.values()) == pytest.approx(cell.best.estimate.iter_time_s)
+
+
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
         ("tp4", "tp4 would span nodes on cpu 2+2"),
-        ("pp4 mb4", "pp4 needs at least 4 micro-batches a step, it has 2"),
+        ("[layers=2 tp1 | layers=2 tp3]", "tp3 does not divide model.heads = 4; possible: tp in {1, 2, 4}"),
         ("dp2 tp2 ep2", "no experts"),
     ],
 )
@@ -182,6 +195,21 @@ def test_a_type_outside_the_catalog_is_named():
     grid = SOURCE.grid(train_spec(), shape(("abacus", 1, 1)))
     assert grid.cells == ()
     assert "GPU type abacus is not in the catalog" in str(grid.infeasible[0].reason)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (train_spec(train={"precision": "fp16"}), "loss scaling"),
+        (train_spec(model={"layers": 5000}), "model.layers = 5000 is more than 4096"),
+        (train_spec(model={"vocab_size": 100}), "vocab_size of at least 256"),
+    ],
+)
+def test_a_job_that_no_worker_trains_is_refused_before_any_layout_is_made(spec: JobSpec, why: str):
+    grid = SOURCE.grid(spec, TWO_BY_TWO)
+    assert grid.cells == ()
+    assert {item.reason.code for item in grid.infeasible} == {ReasonCode.UNSUPPORTED}
+    assert all(why in str(item.reason) for item in grid.infeasible)
 
 
 def test_an_empty_cluster_has_an_empty_grid():
