@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from arena.domain.job import JobKind, JobSpec, ModelFamily
+from arena.domain.job import JobKind, JobSpec, ModelFamily, ModelSpec
 from arena.domain.specfile import parse_spec, spec_from_fields
 from arena.domain.yamltree import SIZE_BYTES_MAX, read_tree
 from arena.errors import SpecError
@@ -187,6 +187,52 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "hidden_dropout_prob": 0.2,
+    "attention_probs_dropout_prob": 0.0,
+}
+MIXTRAL = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "router_aux_loss_coef": 0.02,
+    "sliding_window": None,
+    "rope_theta": 1e6,
+}
+VIT = {
+    "model_type": "vit",
+    "num_hidden_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "id2label": {str(index): f"class {index}" for index in range(1000)},
+}
+RESNET = {
+    "model_type": "resnet",
+    "layer_type": "basic",
+    "embedding_size": 64,
+    "hidden_sizes": [64, 128, 256, 512],
+    "depths": [2, 2, 2, 2],
+    "num_labels": 100,
+}
 FROM_CONFIG = """\
 name: x
 train:
@@ -195,8 +241,15 @@ train:
 """
 
 
-def parse_config(config: object) -> JobSpec:
-    return parse(FROM_CONFIG, files={"/home/ann/models/config.json": json.dumps(config)})
+def parse_config(config: object, *beside: str) -> JobSpec:
+    text = FROM_CONFIG.replace("seq_len: 256", ", ".join(("seq_len: 256", *beside)))
+    return parse(text, files={"/home/ann/models/config.json": json.dumps(config)})
+
+
+def model_of_config(config: object, *beside: str) -> ModelSpec:
+    train = parse_config(config, *beside).train
+    assert train is not None
+    return train.model
 
 
 def test_a_gpt2_config_gives_the_shape_and_fields_beside_it_win() -> None:
@@ -215,16 +268,67 @@ def test_a_llama_config_gives_the_shape() -> None:
     assert (model.ffn_hidden, model.rope_theta, model.norm_eps, model.tied_embeddings) == (8192, 500000.0, 1e-5, True)
 
 
+def test_dropout_is_the_files_and_otherwise_the_types_default() -> None:
+    configs = (GPT2, {**GPT2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.3}, LLAMA, BERT, MIXTRAL, VIT)
+    shares = [(model.dropout, model.attention_dropout) for model in map(model_of_config, configs)]
+    assert shares == [(0.1, 0.1), (0.0, 0.3), (0.0, 0.0), (0.2, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    assert model_of_config(GPT2, "dropout: 0", "attention_dropout: 0").dropout == 0.0
+
+
+def test_a_bert_config_gives_the_shape() -> None:
+    model = model_of_config(BERT)
+    assert (model.family, model.layers, model.hidden, model.heads) == (ModelFamily.BERT, 12, 768, 12)
+    assert (model.vocab_size, model.ffn_width, model.tied_embeddings, model.norm_eps) == (30522, 3072, True, 1e-12)
+
+
+def test_a_mixtral_config_gives_the_shape() -> None:
+    model = model_of_config(MIXTRAL)
+    assert (model.family, model.kv_heads, model.ffn_hidden, model.rope_theta) == (ModelFamily.MOE, 8, 14336, 1e6)
+    assert (model.expert_count, model.experts_per_token, model.balance_loss_weight) == (8, 2, 0.02)
+    assert (model.norm_eps, model.tied_embeddings) == (1e-5, False)
+
+
+def test_a_vit_config_gives_the_shape() -> None:
+    model = model_of_config(VIT)
+    assert (model.family, model.sequence_length, model.class_count, model.channels) == (ModelFamily.VIT, 196, 1000, 3)
+    assert (model.layers, model.hidden, model.ffn_width) == (12, 768, 3072)
+
+
+def test_a_resnet_config_gives_the_shape_where_its_image_size_is_given() -> None:
+    model = model_of_config(RESNET, "image_size: 32")
+    assert (model.family, model.layers, model.hidden) == (ModelFamily.WIDE_RESNET, 8, 64)
+    assert (model.group_depths, model.class_count) == ((2, 2, 2, 2), 100)
+
+
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ({"model_type": "bert"}, "model of type 'bert'. Supported model types: gpt2, llama"),
+        ({"model_type": "t5"}, "model of type 't5'. Supported model types: bert, gpt2, llama, mixtral, resnet, vit"),
+        ({"model_type": ["bert"]}, "model of type ['bert']"),
         ([], "is no JSON object"),
         ({"model_type": "gpt2"}, "lacks 'n_layer'"),
         ({**GPT2, "activation_function": "relu"}, "uses the activation 'relu'"),
         ({**LLAMA, "rope_scaling": {"rope_type": "llama3"}}, "scales its rotary embedding (llama3)"),
         ({**LLAMA, "attention_bias": True}, "sets attention_bias"),
         ({**LLAMA, "head_dim": 128}, "heads of their own size"),
+        ({**GPT2, "embd_pdrop": 0.0}, "drops 0.1 of the residual stream and 0.0 of the embeddings"),
+        ({**GPT2, "scale_attn_weights": False}, "sets scale_attn_weights to False: only True is built here"),
+        ({**GPT2, "resid_pdrop": 1.0, "embd_pdrop": 1.0}, "train.model.dropout: got 1.0; allowed: less than 1"),
+        ({**BERT, "position_embedding_type": "relative_key"}, "only 'absolute' is built here"),
+        ({**BERT, "is_decoder": True}, "sets is_decoder"),
+        ({**BERT, "hidden_act": "relu"}, "uses the activation 'relu'. Supported for bert: gelu"),
+        ({**MIXTRAL, "sliding_window": 1024}, "has a sliding window of 1024: all 4096 positions are attended to here"),
+        ({**MIXTRAL, "router_jitter_noise": 0.1}, "sets router_jitter_noise"),
+        ({**MIXTRAL, "num_experts_per_tok": 9}, "experts_per_token (9) exceeds expert_count (8)"),
+        ({**VIT, "qkv_bias": False}, "sets qkv_bias to False"),
+        ({**VIT, "image_size": [224, 112]}, "has a image_size of [224, 112]: images and patches are squares here"),
+        ({**VIT, "image_size": 225}, "image_size (225) must be a multiple of patch_size (16)"),
+        (RESNET, "a model of family wide_resnet needs image_size"),
+        ({**RESNET, "layer_type": "bottleneck"}, "has layers of type 'bottleneck': only blocks of type basic"),
+        ({**RESNET, "hidden_sizes": [64, 128, 200, 512]}, "each group has twice the channels"),
+        ({**RESNET, "hidden_sizes": [64, 128]}, "has 2 hidden_sizes and 4 depths"),
+        ({**RESNET, "hidden_sizes": 64}, "has hidden_sizes 64: a list of positive whole numbers is needed"),
+        ({**RESNET, "embedding_size": 32}, "the stem is as wide as the first group here, 64"),
         ({**GPT2, "n_embd": "wide"}, "train.model.hidden: got 'wide'; allowed: a whole number"),
         ({**GPT2, "n_embd": 770}, "hidden (770) must be a multiple of heads (12)"),
     ],
