@@ -108,7 +108,9 @@ def verify(app: App, path: str) -> int:
             found[directory.name] = audit.faults(directory, on_read)
         if not app.out.json_mode:
             verdict = [f"  {escaped(fault)}" for fault in found[directory.name]]
-            app.out.line(f"{directory.name}: {'damaged' if verdict else 'sound'}", style="red" if verdict else "green")
+            app.out.line(
+                f"{quoted(directory.name)}: {'damaged' if verdict else 'sound'}", style="red" if verdict else "green"
+            )
             for line in verdict:
                 app.out.line(line)
     is_sound = not any(found.values())
@@ -173,7 +175,7 @@ def export(app: App, path: str, output: str) -> None:
             size_bytes=size_bytes,
         )
     else:
-        app.out.line(f"{checkpoint.name} -> {quoted(str(target))} ({format_bytes(size_bytes)})")
+        app.out.line(f"{quoted(checkpoint.name)} -> {quoted(str(target))} ({format_bytes(size_bytes)})")
 
 
 for _part in (list_, verify, prune, export):
@@ -208,9 +210,9 @@ def _directory(app: App, path: str) -> Path:
 
 def _steps(directory: Path) -> list[Path]:
     """Return the checkpoint that a path is, or those it holds, newest first."""
-    from arena_agent.checkpoints.manifest import step_directories, step_of
+    from arena_agent.checkpoints.manifest import MANIFEST_NAME, step_directories, step_of
 
-    if step_of(directory.name) is not None:
+    if step_of(directory.name) is not None or (directory / MANIFEST_NAME).exists():
         return [directory]
     names = step_directories(directory)
     if not names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -212,6 +213,15 @@ def test_of_a_place_the_newest_whole_one_is_exported(arena: Arena, root: Path, t
     np.testing.assert_array_equal(
         load_file(tmp_path / "m.safetensors")["head.bias"], value_at(30, "model.head.bias", SHAPES["model.head.bias"])
     )
+
+
+def test_a_copy_under_another_name_is_still_a_checkpoint(arena: Arena, root: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(root / "step-00000020", tmp_path / "mine")
+    assert arena("ckpt", "verify", copy).out == "mine: sound\n"
+    assert arena("ckpt", "export", copy, "-o", tmp_path / "m.safetensors").code == 0
+    copy.rename(root / "step-00000021")
+    done = arena("ckpt", "verify", root / "step-00000021")
+    assert (done.code, "has the manifest of step-00000020" in done.out) == (1, True)
 
 
 @pytest.mark.parametrize("verb", ["list", "verify", "prune", "export"])

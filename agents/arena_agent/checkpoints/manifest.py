@@ -153,7 +153,8 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory.name} has no manifest: its save never completed") from None
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{directory.name} has an unreadable manifest", why=_cause(error)) from error
-    if step_name(manifest.step) != directory.name:
+    # One that was copied elsewhere under a name of its own says nothing false.
+    if step_of(directory.name) is not None and step_name(manifest.step) != directory.name:
         raise CheckpointError(f"{directory.name} has the manifest of {step_name(manifest.step)}")
     outside = [name for name in sorted(manifest.files) if Path(name).name != name]
     if outside:
