@@ -123,7 +123,9 @@ def kept_by_block(block: ResidualBlock) -> tuple[Kept, ...]:
 def kept_by_class_end(block: ResidualBlock) -> tuple[Kept, ...]:
     """Return what a Wide-ResNet's end keeps behind its last block."""
     outer = block.output_channels * block.output_size**2
-    return _kept("final input", outer, Spread.WHOLE), _kept("final relu", outer, Spread.WHOLE)
+    # No convolution keeps this activation, so recomputing it does free it.
+    relu = _kept("final relu", outer, Spread.WHOLE, modes=frozenset({Recompute.NONE, Recompute.FULL}))
+    return _kept("final input", outer, Spread.WHOLE), relu
 
 
 def working_sets(spec: ModelSpec) -> tuple[tuple[Kept, ...], ...]:

@@ -5,10 +5,10 @@ momentum 4, without 0); bf16 has weights 2, gradients 4 (summed over micro-batch
 the moments. n ranks hold the same parameter: dp, times tp where tensor parallelism does not split it; dp / ep for
 experts; twice dp for tied embeddings on two stages.
 
-* ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients, with a bucket of those of the last micro-batch
-  (25 MiB or the largest unit, at most all of them) beside them.
+* ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients. For a moment it holds one unit's gradients of a
+  micro-batch, as they come and summed up in fp32; units are layers, small ones put together up to 25 MiB.
 * ZeRO-3 divides weights too: what is divided is the fp32 weight (in bf16, the master). Whole are the weights, in the
-  working precision, of the unit at work and of the next, and one unit's gradients.
+  working precision, of the layer at work and of the next, and one layer's gradients as under ZeRO-2.
 * Activations: what ``arena.planner.activations`` lists, for the micro-batches in flight, and the output that a stage
   sends. Recomputation adds what it makes again of one layer.
 * Logits: their log-softmax in fp32, and two gradients of that size while they last (three where the vocabulary is
@@ -40,7 +40,8 @@ _CONTEXT_BYTES = 1 * GIB
 _CPU_CONTEXT_BYTES = 256 * MIB
 """Driver context, libraries and communication buffers (on the CPU: the interpreter with its libraries)."""
 
-_BUCKET_BYTES = 25 * MIB
+_UNIT_PARAMETERS = 25 * MIB / 4
+"""Small layers are put together up to so many parameters, before tensor parallelism."""
 _LOGITS_KEPT_BYTES = 4.0
 _LOGITS_GRADIENT_BYTES = 8.0
 _SPLIT_LOGITS_GRADIENT_BYTES = 12.0
@@ -67,7 +68,7 @@ class Memory:
 
     Args:
         state: Weights, gradients, optimizer.
-        transient: Gathered weights and gradient buckets under ZeRO.
+        transient: Gathered weights, and gradients on their way, under ZeRO-2 and ZeRO-3.
         activations: Kept for backward passes.
         working: In use for a moment by the layer at work, recomputation included.
         logits: Log-softmax and its gradients on the last stage; they are gone when its layers run backward.
@@ -177,7 +178,7 @@ def _state(train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
 
 
 def _transient(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
-    """Return gathered weights of two units and one's gradients (ZeRO-3), or a bucket of gradients (ZeRO-2)."""
+    """Return gathered weights of two layers and one's gradients (ZeRO-3), or a unit's gradients (ZeRO-2)."""
     each, zero = state_bytes(train), candidates.zero[:, None]
     if not np.any(zero >= 2):
         return np.zeros_like(held.total)
@@ -188,11 +189,10 @@ def _transient(model: ModelCost, train: TrainSpec, candidates: Candidates, held:
     follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
     pair = np.maximum(unit, _unit_sizes(model, candidates, start) + follower).max(axis=2)
     unit = unit.max(axis=2)
-    gradients = held.total * each.gradients
-    bucket = np.minimum(gradients, np.maximum(_BUCKET_BYTES, unit * each.gradients))
-    whole = (pair + unit) * each.weights
-    is_divided = held.share < held.total
-    return np.where(is_divided, np.select([zero == 3, zero == 2], [whole, bucket], 0.0), 0.0)
+    together = np.minimum(held.total, np.maximum(_UNIT_PARAMETERS / candidates.tp, unit))
+    gradient_bytes = each.weights + each.gradients
+    moment = np.select([zero == 3, zero == 2], [pair * each.weights + unit * gradient_bytes, together * gradient_bytes])
+    return np.where(held.share < held.total, moment, 0.0)
 
 
 def _unit_sizes(model: ModelCost, candidates: Candidates, units: Ints) -> Floats:
