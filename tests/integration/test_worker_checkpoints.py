@@ -259,7 +259,7 @@ def test_killed_while_saving_it_always_resumes(launcher: RankLauncher, tmp_path:
     assert not list((tmp_path / "checkpoints").rglob(".tmp-*"))
 
 
-@pytest.mark.parametrize("plan", ["dp1 pp2 mb2", "dp1 pp2 mb2 interleaved2"])
+@pytest.mark.parametrize("plan", ["dp1 pp2 mb2", "dp1 pp4 mb2", "dp1 pp2 mb2 interleaved2"])
 def test_a_checkpoint_holds_every_tensor_once(launcher: RankLauncher, tmp_path: Path, plan: str) -> None:
     layout, spec = parse_plan(plan, layer_count=4), job(2, layers=4)
     launcher.run(tmp_path, spec, layout)

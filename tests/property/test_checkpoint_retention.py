@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena_agent.checkpoints.retention import Stored, names_to_remove
@@ -26,6 +26,7 @@ def kept(place: list[Stored], removed: tuple[str, ...]) -> list[Stored]:
     return sorted((item for item in place if item.name not in removed), key=lambda item: -item.step)
 
 
+@settings(deadline=None)
 @given(places(), options["keep"], options["quota_bytes"])
 def test_the_newest_two_complete_ones_always_stay(place: list[Stored], keep: int, quota_bytes: int | None) -> None:
     removed = names_to_remove(place, keep=keep, quota_bytes=quota_bytes)
@@ -34,6 +35,7 @@ def test_the_newest_two_complete_ones_always_stay(place: list[Stored], keep: int
     assert len([item for item in kept(place, removed) if item.is_complete]) <= max(keep, 2)
 
 
+@settings(deadline=None)
 @given(places(), options["keep"], options["quota_bytes"])
 def test_older_ones_go_first_and_incomplete_ones_with_them(
     place: list[Stored], keep: int, quota_bytes: int | None
@@ -47,6 +49,7 @@ def test_older_ones_go_first_and_incomplete_ones_with_them(
         assert stays[-1].is_complete
 
 
+@settings(deadline=None)
 @given(places(), options["keep"], st.integers(1, 60))
 def test_the_quota_holds_unless_two_alone_are_above_it(place: list[Stored], keep: int, quota_bytes: int) -> None:
     stays = kept(place, names_to_remove(place, keep=keep, quota_bytes=quota_bytes))
@@ -67,6 +70,7 @@ def test_the_quota_holds_unless_two_alone_are_above_it(place: list[Stored], keep
         assert sum(item.size_bytes for item in with_it) > quota_bytes
 
 
+@settings(deadline=None)
 @given(places(), options["keep"], options["quota_bytes"])
 def test_done_once_there_is_nothing_left_to_do(place: list[Stored], keep: int, quota_bytes: int | None) -> None:
     stays = kept(place, names_to_remove(place, keep=keep, quota_bytes=quota_bytes))
