@@ -113,7 +113,7 @@ def _activation_bytes(train: TrainSpec, candidates: Candidates) -> Floats:
 
 def _tensor_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
     if not np.any(candidates.tp > 1):
-        return np.zeros(candidates.stage_mask.shape)
+        return np.zeros((len(candidates), candidates.depth))
     reduced = np.array([_reductions(part) for part in model.parts]).T
     elements, counts = reduced[:3], reduced[3:]
     modes = candidates.recompute[:, None]
@@ -135,7 +135,7 @@ def _reductions(part: Part) -> tuple[float, ...]:
 
 def _expert_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
     if not np.any(candidates.expert_parallel > 1):
-        return np.zeros(candidates.stage_mask.shape)
+        return np.zeros((len(candidates), candidates.depth))
     exchanged = [part.exchanged_elements for part in model.parts]
     is_again = (candidates.recompute == 2)[:, None]
     passes = 2.0 + is_again
@@ -148,7 +148,7 @@ def _shard_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: 
     """Return the scatters of gradients (ZeRO-2 and 3) and gathers of weights (ZeRO-3) of one micro-batch."""
     zero = candidates.zero[:, None]
     if not np.any(zero >= 2):
-        return np.zeros(candidates.stage_mask.shape)
+        return np.zeros((len(candidates), candidates.depth))
     each = state_bytes(train)
     units = candidates.sums(model.cumulative(np.ones(len(model.parts)))[None])
     scatter_s = _halves_s(links, held, each.gradients, units)

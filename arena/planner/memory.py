@@ -135,17 +135,15 @@ def memory_by_stage(
     model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates, held: Holdings
 ) -> Memory:
     """Return what every stage of every candidate needs."""
-    mask = candidates.stage_mask
     context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
-    parts = {
-        "state": _state(train, candidates, held),
-        "transient": _transient(model, train, candidates, held),
-        "activations": _activations(model, train, candidates),
-        "working": _working(model, train, candidates),
-        "logits": _logits(model, candidates),
-        "context": np.full(mask.shape, float(context)),
-    }
-    return Memory(**{name: np.where(mask, part, 0.0) for name, part in parts.items()})
+    return Memory(
+        state=_state(train, candidates, held),
+        transient=_transient(model, train, candidates, held),
+        activations=_activations(model, train, candidates),
+        working=_working(model, train, candidates),
+        logits=_logits(model, candidates),
+        context=np.where(candidates.stage_mask, float(context), 0.0),
+    )
 
 
 def holdings(model: ModelCost, candidates: Candidates) -> Holdings:
@@ -221,7 +219,7 @@ def _activations(model: ModelCost, train: TrainSpec, candidates: Candidates) -> 
 
 def _spread_sums(model: ModelCost, candidates: Candidates, element_bytes: float) -> Floats:
     """Return the bytes per sample that one rank of each stage keeps, ``[n, p]``."""
-    total = np.zeros(candidates.stage_mask.shape)
+    total = np.zeros((len(candidates), candidates.depth))
     for spread in Spread:
         by_mode = np.array(
             [[_bytes(part.kept, spread, element_bytes, mode) for part in model.parts] for mode in RECOMPUTE_MODES]
@@ -250,7 +248,7 @@ def _working(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floa
     """Return what the layer at work has in use for a moment: gradients, what it recomputes, a weight's gradient."""
     element_bytes = ELEMENT_BYTES[train.precision]
     samples = candidates.micro_batch_size[:, None]
-    worst = np.zeros(candidates.stage_mask.shape)
+    worst = np.zeros((len(candidates), candidates.depth))
     for index, part in enumerate(model.parts):
         if part.is_layer:
             made = [_made_again(part, candidates, element_bytes, mode) for mode in RECOMPUTE_MODES]
