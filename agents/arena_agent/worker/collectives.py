@@ -36,20 +36,17 @@ class TensorGroup:
         """Bring what every rank needs into a split layer; backward sums the ranks' gradients."""
         if self.group is None:
             return x
-        result: Tensor = (_Gather if self.is_sequence_split else _Spread).apply(x, self.group)
-        return result
+        return _applied(_Gather if self.is_sequence_split else _Spread, x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
         """Sum the ranks' parts of a split layer's output; backward gives each rank the whole gradient."""
         if self.group is None:
             return x
-        result: Tensor = (_Scatter if self.is_sequence_split else _Sum).apply(x, self.group)
-        return result
+        return _applied(_Scatter if self.is_sequence_split else _Sum, x, self.group)
 
     def summed(self, x: Tensor) -> Tensor:
         """Sum over ranks whatever the layout in between; backward hands the gradient through."""
-        result: Tensor = x if self.group is None else _Sum.apply(x, self.group)
-        return result
+        return x if self.group is None else _applied(_Sum, x, self.group)
 
     def gathered_plain(self, x: Tensor) -> Tensor:
         """Return the whole sequence of something that has no gradient."""
@@ -62,6 +59,11 @@ class TensorGroup:
         if not self.is_sequence_split:
             return range(length)
         return range(length * self.index // self.size, length * (self.index + 1) // self.size)
+
+
+def _applied(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]
+    return result
 
 
 class _Spread(torch.autograd.Function):
@@ -116,8 +118,7 @@ def exchanged(x: Tensor, sent: Sequence[int], received: Sequence[int], group: di
         received: Rows from each rank.
         group: The ranks.
     """
-    result: Tensor = _Exchange.apply(x, list(sent), list(received), group)  # type: ignore[no-untyped-call]
-    return result
+    return _applied(_Exchange, x, list(sent), list(received), group)
 
 
 class _Exchange(torch.autograd.Function):

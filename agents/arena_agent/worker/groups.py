@@ -50,6 +50,5 @@ def _new_groups(sets: Iterable[tuple[int, ...]], rank: int) -> dict[tuple[int, .
 
 
 def _new_group(members: tuple[int, ...]) -> dist.ProcessGroup:
-    group = dist.new_group(list(members), timeout=timedelta(seconds=_TIMEOUT_S))
-    assert group is not None
+    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timedelta(seconds=_TIMEOUT_S))
     return group

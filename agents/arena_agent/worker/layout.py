@@ -11,15 +11,16 @@ from arena.domain.job import TrainSpec
 from arena.domain.micro_batches import MicroBatch, micro_batches
 from arena.domain.parallel import ParallelPlan
 from arena.domain.schedule import Action, Orders, Pass, schedule_of
+from arena_agent.worker.bank import Bank
 from arena_agent.worker.collectives import TensorGroup
 from arena_agent.worker.data import targets_per_sample
 from arena_agent.worker.feed import Feed
-from arena_agent.worker.flat import Bank, build_bank
 from arena_agent.worker.groups import Groups, make_groups
 from arena_agent.worker.loss import summed_cross_entropy
 from arena_agent.worker.models.chunk import Chunk
 from arena_agent.worker.models.environment import Environment, ExpertGroup
 from arena_agent.worker.placement import Coordinate, Placement
+from arena_agent.worker.units import UnitBuilder
 from arena_agent.worker.wires import Itinerary, Wires, itinerary
 
 
@@ -151,11 +152,11 @@ class _Passes:
 
     def _backward(self, action: Action, *, is_last: bool) -> None:
         x, y = self.kept.pop((action.chunk, action.micro_batch))
-        bank = self.layout.bank
+        gradients = self.layout.bank.gradients
         gradient = None if self.layout.chunks[action.chunk].spec.is_last else self.wires.receive(action)
-        bank.start_backward(action.chunk, is_last=is_last)
+        gradients.start_backward(action.chunk, is_last=is_last)
         torch.autograd.backward(y, gradient)
-        bank.end_backward()
+        gradients.end_backward()
         if x.grad is not None:
             self.wires.send(action, x.grad)
 
@@ -185,7 +186,8 @@ def build_layout(train: TrainSpec, plan: ParallelPlan, *, rank: int, device: tor
     placement = Placement(spec=train.model, plan=plan)
     groups = make_groups(placement, rank)
     dtype = torch.bfloat16 if train.precision == "bf16" else torch.float32
-    bank = build_bank(placement, rank, groups, plan.zero, dtype, device)
+    builder = UnitBuilder(placement=placement, rank=rank, groups=groups, dtype=dtype, device=device)
+    bank = Bank.build(builder)
     env = Environment(
         spec=train.model,
         parameters=bank.parameters,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from arena.domain.job import OptimizerSpec
-from arena_agent.worker.flat import Run
+from arena_agent.worker.units import Run
 from arena_agent.worker.weights import initial_weight
 
 

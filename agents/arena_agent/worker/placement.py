@@ -15,7 +15,7 @@ from functools import cached_property
 
 from arena.domain.job import ModelSpec
 from arena.domain.parallel import ParallelPlan, even_split
-from arena.domain.parameters import Parameter, parameters_of
+from arena.domain.parameters import Parameter, Place, parameters_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,7 @@ class Share:
         parameter: The parameter.
         start, stop: Its rows.
         ranks: The sharers, in rank order.
+        spans_stages: Whether they stand on more than one stage.
         gradient_weight: What this rank's gradient counts for in the sum over the sharers: 1 where each has a part of
             its own, 1 / tp where the ranks of a replica all have the replica's whole.
     """
@@ -59,6 +60,7 @@ class Share:
     start: int
     stop: int
     ranks: tuple[int, ...]
+    spans_stages: bool
     gradient_weight: float
 
 
@@ -142,6 +144,15 @@ class Placement:
             if holder == rank
         )
 
+    def chunk_of(self, place: Place, rank: int) -> int:
+        """Return the chunk in which a rank uses what stands at a place of the model."""
+        if place == "first":
+            # Tied embeddings stand at the other end as well.
+            return 0 if self.ranks[rank].stage == 0 else len(self.chunks) - 1
+        if place == "last":
+            return len(self.chunks) - 1
+        return self._chunk_of_layer[place]
+
     def shares(self, rank: int) -> tuple[Share, ...]:
         """Return what a rank holds, cut by sharers, in model order."""
         return tuple(
@@ -150,6 +161,7 @@ class Placement:
                 start=start,
                 stop=stop,
                 ranks=ranks,
+                spans_stages=len({self.ranks[sharer].stage for sharer in ranks}) > 1,
                 gradient_weight=self._gradient_weight(parameter, self.ranks[rank]),
             )
             for parameter in parameters_of(self.spec)
@@ -190,9 +202,13 @@ class Placement:
     def _gradient_weight(self, parameter: Parameter, at: Coordinate) -> float:
         if parameter.is_split:
             return 1.0
-        # Under sequence parallelism ranks see tokens of their own; a class head comes after the pooling that joins them.
+        # Under sequence parallelism ranks see tokens of their own; a class head comes after the pooling joins them.
         is_partial = self.plan.sequence_parallel and not parameter.name.startswith("head.")
         return 1.0 if is_partial else 1.0 / at.tp
+
+    @cached_property
+    def _chunk_of_layer(self) -> dict[Place, int]:
+        return {layer: chunk.index for chunk in self.chunks for layer in chunk.layers}
 
     @cached_property
     def _rank_by_place(self) -> dict[tuple[int, int, int], int]:

@@ -14,8 +14,8 @@ from arena_agent.checkpoints.boxes import Box, boxes_of_range, whole_box
 from arena_agent.checkpoints.manifest import Manifest, TensorEntry, expected_tensors
 from arena_agent.worker.checkpoint import StatePiece
 from arena_agent.worker.data import Corpus
-from arena_agent.worker.flat import Run
 from arena_agent.worker.optimizer import moments
+from arena_agent.worker.units import Run
 
 _ROUTER_LOAD = "router.load"
 

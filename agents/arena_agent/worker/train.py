@@ -33,7 +33,6 @@ from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.checkpoint import CheckpointStore, PendingSave, StatePiece
 from arena_agent.worker.data import Corpora
 from arena_agent.worker.feed import Feed
-from arena_agent.worker.flat import Run
 from arena_agent.worker.layout import Layout
 from arena_agent.worker.learning_rate import decay_steps, learning_rate
 from arena_agent.worker.models.environment import StepRecord
@@ -41,6 +40,7 @@ from arena_agent.worker.optimizer import build_optimizer, clip, initialise, set_
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.sample_order import SampleOrder
 from arena_agent.worker.state import fingerprint, manifest_of, state_pieces
+from arena_agent.worker.units import Run
 
 
 class DivergedError(UserError):
@@ -199,9 +199,9 @@ class Trainer:
         rate = learning_rate(options, step=self.step, decay_steps=decay_steps(self.spec))
         set_step(self.optimizer, step=self.step, lr=rate)
         record = StepRecord(load=self.router_load, token_count=self.train.tokens_per_step)
-        bank.start_step()
+        bank.gradients.start_step()
         loss, _ = self._passes(record)
-        bank.finish_gradients()
+        bank.gradients.finish_step()
         result = self._agreed(loss, record)
         self._require_finite(result)
         if options.clip_norm is not None:

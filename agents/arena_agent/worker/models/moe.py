@@ -65,7 +65,7 @@ class MixtureOfExperts(nn.Module):
         tokens = self.tensor.enter(x)
         y = self._routed(tokens.flatten(0, 1), gates, chosen).view(tokens.shape)
         y = self.tensor.leave(y)
-        return y if balance is None else _Attached.apply(y, balance)  # type: ignore[no-any-return, no-untyped-call]
+        return y if balance is None else _Attached.apply(y, balance)  # type: ignore[no-untyped-call]
 
     def _routed(self, tokens: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
         """Send ``[n, hidden]`` tokens to their ``[n, k]`` chosen experts and sum the gated results."""
@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
         return exchanged(returned, received, sent, self.expert.group)
 
     def _by_expert(self, tokens: Tensor, counts: list[int]) -> Tensor:
-        parts = tokens.split(counts)
+        parts = torch.split(tokens, counts)
         return torch.cat([expert(part) for expert, part in zip(self.experts.values(), parts, strict=True)])
 
     def _balance(self, scores: Tensor, chosen: Tensor, rows: Rows) -> Tensor | None:

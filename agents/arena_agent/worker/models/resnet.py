@@ -1,5 +1,7 @@
-"""Wide-ResNet (Zagoruyko and Komodakis 2016) with GroupNorm (Wu and He 2018), so that no result depends on how the
-batch is cut; tensor parallelism splits the inner channels of each block, whole norm groups to a rank.
+"""Wide-ResNet (Zagoruyko and Komodakis 2016) with GroupNorm (Wu and He 2018).
+
+GroupNorm's result does not depend on how the batch is cut. Tensor parallelism splits the inner channels of each
+block, whole norm groups to a rank.
 """
 
 from __future__ import annotations
