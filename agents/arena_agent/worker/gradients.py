@@ -26,6 +26,11 @@ class _Sum:
     operand: Tensor
     work: dist.Work
 
+    def finish(self) -> None:
+        """Wait for it and keep the result."""
+        self.work.wait()
+        _keep(self.bucket, self.result)
+
 
 @dataclass(slots=True, kw_only=True)
 class GradientSums:
@@ -77,15 +82,16 @@ class GradientSums:
         """End it; parameters that took no part count as zero."""
         self._ready.update(id(bucket) for bucket in self._order)
         self._start_ready()
-        if self._sharded:
-            self._finish_sums()
+        self._finish_scattered_sums()
         for unit in self._sharded:
             for parameter in unit.parameters.values():
                 parameter.grad = None
 
     def finish_step(self) -> None:
         """Wait for all sums."""
-        self._finish_sums()
+        for item in self._sums:
+            item.finish()
+        self._sums.clear()
 
     def _is_summed(self, unit: Unit) -> bool:
         return self._is_last or unit.gradients is None
@@ -131,7 +137,7 @@ class GradientSums:
     def _start_scattered_sum(self, bucket: Bucket) -> None:
         """Sum one micro-batch's gradients of a bucket into the owned part."""
         # One at a time: the vector is memory that sharding is there to save.
-        self._finish_sums()
+        self._finish_scattered_sums()
         vector = _collected(bucket)
         if bucket.group is None:
             _keep(bucket, vector)
@@ -143,11 +149,14 @@ class GradientSums:
         work = dist.reduce_scatter_single(own, vector, group=bucket.group, async_op=True)
         self._sums.append(_Sum(bucket=bucket, result=own, operand=vector, work=work))
 
-    def _finish_sums(self) -> None:
-        for item in self._sums:
-            item.work.wait()
-            _keep(item.bucket, item.result)
-        self._sums.clear()
+    def _finish_scattered_sums(self) -> None:
+        """Wait for the sums of this backward pass; those of the step may need other stages to go on first."""
+        under_way, self._sums = self._sums, []
+        for item in under_way:
+            if item.bucket.gradient is None:
+                self._sums.append(item)
+            else:
+                item.finish()
 
 
 def _keep(bucket: Bucket, result: Tensor) -> None:
