@@ -31,7 +31,8 @@ from arena.domain.job import TrainSpec
 from arena.planner.candidates import Candidates, Floats
 from arena.planner.communication import Links, all_gather_s, all_reduce_s, all_to_all_s, links_of, send_s
 from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
-from arena.planner.memory import Holdings, holdings, memory_by_stage, operators_of, state_bytes
+from arena.planner.holdings import Holdings, holdings, state_bytes
+from arena.planner.memory import memory_by_stage, operators_of
 from arena.planner.model import ModelCost, Part, model_cost
 from arena.planner.pipeline import pipeline_time_s, step_end_s
 

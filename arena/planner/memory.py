@@ -5,12 +5,13 @@ momentum 4, without 0); bf16 has weights 2, gradients 4 (summed over micro-batch
 the moments. n ranks hold the same parameter: dp, times tp where tensor parallelism does not split it; dp / ep for
 experts; twice dp for tied embeddings on two stages.
 
-* ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients. For a moment it holds one unit's gradients of a
-  micro-batch, as they come and summed up in fp32; units are layers, small ones put together up to 25 MiB.
+* ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients. When a unit's backward pass is over, its
+  gradients of the micro-batch are there as they came, summed up in fp32, and as the rank's share, but its activations
+  are gone; units are layers, small ones put together up to 25 MiB.
 * ZeRO-3 divides weights too: what is divided is the fp32 weight (in bf16, the master). Whole are the weights, in the
-  working precision, of the layer at work and of the next, and one layer's gradients as under ZeRO-2.
+  working precision, of the layer at work and of the next, and a layer's gradients as under ZeRO-2.
 * Activations: what ``arena.planner.activations`` lists, for the micro-batches in flight, and the output that a stage
-  sends. Recomputation adds what it makes again of one layer.
+  sends; one message from each neighbour is received ahead. Recomputation adds what it makes again of one layer.
 * Logits: their log-softmax in fp32, and two gradients of that size while they last (three where the vocabulary is
   split: the worker's own loss).
 
@@ -24,13 +25,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.domain.cluster import GpuType
-from arena.domain.job import TrainSpec
+from arena.domain.job import ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute
 from arena.planner.activations import Kept, Operators, Spread
-from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints, candidate_of
+from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, candidate_of
 from arena.planner.compute import ELEMENT_BYTES
+from arena.planner.holdings import Holdings, exchanged_together, holdings, state_on_rank, whole_for_a_moment
 from arena.planner.model import ModelCost, Part, model_cost
-from arena.planner.ranges import largest_in
 from arena.units import GIB, MIB
 
 USABLE_SHARE = 0.94
@@ -40,26 +41,9 @@ _CONTEXT_BYTES = 1 * GIB
 _CPU_CONTEXT_BYTES = 256 * MIB
 """Driver context, libraries and communication buffers (on the CPU: the interpreter with its libraries)."""
 
-_UNIT_PARAMETERS = 25 * MIB / 4
-"""Small layers are put together up to so many parameters, before tensor parallelism."""
 _LOGITS_KEPT_BYTES = 4.0
 _LOGITS_GRADIENT_BYTES = 8.0
 _SPLIT_LOGITS_GRADIENT_BYTES = 12.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes per parameter of what a training step keeps."""
-
-    weights: float
-    gradients: float
-    moments: float
-    master: float
-
-    @property
-    def sharded_weights(self) -> float:
-        """Bytes of a weight that ZeRO-3 divides: the fp32 one."""
-        return self.master or self.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,55 +52,28 @@ class Memory:
 
     Args:
         state: Weights, gradients, optimizer.
-        transient: Gathered weights, and gradients on their way, under ZeRO-2 and ZeRO-3.
-        activations: Kept for backward passes.
+        gathered: Weights that are whole for a time under ZeRO-3.
+        activations: Kept for backward passes, and received ahead.
         working: In use for a moment by the layer at work, recomputation included.
         logits: Log-softmax and its gradients on the last stage; they are gone when its layers run backward.
+        exchange: Gradients on their way under ZeRO-2 and 3, less the activations that are gone by then.
         context: Driver, libraries, communication buffers.
     """
 
     state: Floats
-    transient: Floats
+    gathered: Floats
     activations: Floats
     working: Floats
     logits: Floats
+    exchange: Floats
     context: Floats
 
     @property
     def total(self) -> Floats:
-        """The peak."""
-        moment = np.maximum(self.working, self.logits)
-        peak: Floats = self.state + self.transient + self.activations + moment + self.context
+        """The peak: of what lasts only for a moment, the largest."""
+        moment = np.maximum(np.maximum(self.working, self.logits), self.exchange)
+        peak: Floats = self.state + self.gathered + self.activations + moment + self.context
         return peak
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """Parameters on one rank of each stage, ``[n, p]``.
-
-    Args:
-        dense: Held by all replicas.
-        expert: Experts.
-        share: The part of both that is a rank's own when ranks with the same parameters divide them.
-    """
-
-    dense: Floats
-    expert: Floats
-    share: Floats
-
-    @property
-    def total(self) -> Floats:
-        """All that a rank holds without ZeRO."""
-        return self.dense + self.expert
-
-
-def state_bytes(train: TrainSpec) -> StateBytes:
-    """Return the bytes per parameter: fp32 state, and a working copy in 16 bit under mixed precision."""
-    sgd_moments = 4.0 if train.optimizer.momentum else 0.0
-    moments = 8.0 if train.optimizer.name == "adamw" else sgd_moments
-    if train.precision == "fp32":
-        return StateBytes(weights=4.0, gradients=4.0, moments=moments, master=0.0)
-    return StateBytes(weights=2.0, gradients=4.0, moments=moments, master=4.0)
 
 
 def operators_of(gpu_type: GpuType) -> Operators:
@@ -136,85 +93,51 @@ def memory_by_stage(
 ) -> Memory:
     """Return what every stage of every candidate needs."""
     context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
+    gathered, exchange = whole_for_a_moment(model, train, candidates, held)
+    kept = _kept(model, train, candidates)
     return Memory(
-        state=_state(train, candidates, held),
-        transient=_transient(model, train, candidates, held),
-        activations=_activations(model, train, candidates),
+        state=state_on_rank(train, candidates, held),
+        gathered=gathered,
+        activations=kept * _in_flight(candidates) + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates),
+        exchange=np.maximum(exchange - _gone(model, train, candidates, held) * kept, 0.0),
         context=np.where(candidates.stage_mask, float(context), 0.0),
     )
 
 
-def holdings(model: ModelCost, candidates: Candidates) -> Holdings:
-    """Return the parameters of one rank of each stage."""
-    counts = [part.parameters for part in model.parts]
-    tp, dp = candidates.tp.astype(np.float64), candidates.dp.astype(np.float64)
-    ep = candidates.expert_parallel[:, None].astype(np.float64)
-    split = candidates.sums(model.cumulative(one.split for one in counts)[None]) / tp
-    replicated = candidates.sums(model.cumulative(one.replicated for one in counts)[None])
-    expert = candidates.sums(model.cumulative(one.expert for one in counts)[None]) / (tp * ep)
-    stages = np.arange(split.shape[1])[None, :]
-    ends = (stages == 0).astype(np.float64) + ((stages == candidates.pp[:, None] - 1) & (stages > 0))
-    tied = ends * (model.beginning.parameters.tied / tp)
-    copies = np.where(candidates.pp[:, None] > 1, 2.0, 1.0)
-    return Holdings(
-        dense=split + replicated + tied,
-        expert=expert,
-        share=split / dp + replicated / (dp * tp) + expert / (dp / ep) + tied / (dp * copies),
-    )
+def _gone(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats | float:
+    """Return the share of a micro-batch's activations that a unit's backward pass has freed at its end.
+
+    Of layers that are alike, their share of the parameters; blocks that differ hold many of one or of the other.
+    """
+    if train.model.family is ModelFamily.WIDE_RESNET or not np.any(candidates.zero >= 2):
+        return 0.0
+    unit = exchanged_together(model, candidates, held)
+    return np.divide(unit, held.total, out=np.zeros_like(unit), where=held.total > 0)
 
 
-def _state(train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
-    each, zero = state_bytes(train), candidates.zero[:, None]
-    weights = np.where(zero == 3, held.share * each.sharded_weights, held.total * each.weights)
-    gradients = each.gradients * np.where(zero >= 2, held.share, held.total)
-    # Under ZeRO-3 the divided weights are the master weights.
-    optimizer_bytes = each.moments + np.where(zero == 3, 0.0, each.master)
-    state: Floats = weights + gradients + optimizer_bytes * np.where(zero >= 1, held.share, held.total)
-    return state
-
-
-def _transient(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
-    """Return gathered weights of two layers and one's gradients (ZeRO-3), or a unit's gradients (ZeRO-2)."""
-    each, zero = state_bytes(train), candidates.zero[:, None]
-    if not np.any(zero >= 2):
-        return np.zeros_like(held.total)
-    totals = model.by_unit(float(part.parameters.total) for part in model.parts)
-    first, last = candidates.chunk_first, candidates.chunk_last
-    start = largest_in(totals[:-1] + totals[1:], np.minimum(first, len(totals) - 2), np.maximum(last - 1, first))
-    unit = _unit_sizes(model, candidates, largest_in(totals, first, last))
-    follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
-    pair = np.maximum(unit, _unit_sizes(model, candidates, start) + follower).max(axis=2)
-    unit = unit.max(axis=2)
-    together = np.minimum(held.total, np.maximum(_UNIT_PARAMETERS / candidates.tp, unit))
-    gradient_bytes = each.weights + each.gradients
-    moment = np.select([zero == 3, zero == 2], [pair * each.weights + unit * gradient_bytes, together * gradient_bytes])
-    return np.where(held.share < held.total, moment, 0.0)
-
-
-def _unit_sizes(model: ModelCost, candidates: Candidates, units: Ints) -> Floats:
-    """Return the parameters on one rank, ``[n, p, v]``, of units that are given for each way to split layers."""
-    counts = [part.parameters for part in model.parts]
-    at = model.part_by_unit[np.minimum(units, model.unit_count - 1)]
-    tp = candidates.tp[..., None].astype(np.float64)
-    sizes = candidates.by_cut(np.array([float(one.split + one.tied) for one in counts])[at]) / tp
-    sizes += candidates.by_cut(np.array([float(one.replicated) for one in counts])[at])
-    if any(one.expert for one in counts):
-        expert = candidates.by_cut(np.array([float(one.expert) for one in counts])[at])
-        sizes += expert / (tp * candidates.expert_parallel[:, None, None])
-    return sizes
-
-
-def _activations(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
-    """Return what the micro-batches in flight keep, and the outputs that the stage has sent."""
+def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
+    """Return what a stage keeps of one micro-batch, the outputs that it has sent among it."""
     element_bytes = ELEMENT_BYTES[train.precision]
     kept = _spread_sums(model, candidates, element_bytes)
     outputs = model.by_unit(part.output_elements for part in model.parts)
     is_sent = (candidates.chunk_last > candidates.chunk_first) & (candidates.chunk_last < model.unit_count)
     sent = np.where(is_sent, outputs[np.maximum(candidates.chunk_last - 1, 0)], 0.0).sum(axis=2)
     kept += candidates.by_cut(sent) * element_bytes / candidates.sequence_divisor
-    return kept * _in_flight(candidates) * candidates.micro_batch_size[:, None]
+    return kept * candidates.micro_batch_size[:, None]
+
+
+def _received_ahead(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
+    """Return the buffers of the next activation and the next gradient of a stage."""
+    first, last = candidates.chunk_first, candidates.chunk_last
+    inputs = model.by_unit(part.input_elements for part in model.parts)
+    outputs = model.by_unit(part.output_elements for part in model.parts)
+    before = np.where((last > first) & (first > 0), inputs[np.minimum(first, model.unit_count - 1)], 0.0)
+    behind = np.where((last > first) & (last < model.unit_count), outputs[np.maximum(last - 1, 0)], 0.0)
+    ahead = candidates.by_cut(before.max(axis=2) + behind.max(axis=2))
+    samples = candidates.micro_batch_size[:, None]
+    return ahead * samples * ELEMENT_BYTES[train.precision] / candidates.sequence_divisor
 
 
 def _spread_sums(model: ModelCost, candidates: Candidates, element_bytes: float) -> Floats:

@@ -13,7 +13,8 @@ from arena.domain.job import ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, parse_plan
 from arena.planner.activations import Operators, Spread
 from arena.planner.hardware import catalog
-from arena.planner.memory import Memory, memory_of_plan, state_bytes
+from arena.planner.holdings import state_bytes
+from arena.planner.memory import Memory, memory_of_plan
 from arena.planner.model import model_cost
 from arena.units import MIB
 from tests.property.train_strategies import trains
@@ -109,15 +110,26 @@ def test_stages_hold_their_own_layers_and_replicas() -> None:
     assert state(job(GPT), plan, 1) == pytest.approx(8 * (split / 2 + replicated) + 8 * (split / 2 + replicated / 2))
 
 
-def test_sharding_holds_some_weights_and_gradients_whole_for_a_moment() -> None:
-    cost = model_cost(job(GPT).model)
-    layer, head = cost.layer(0).parameters.total, cost.ending.parameters.total
-    assert memory(job(GPT), "dp4").transient.max() == 0
-    assert memory(job(GPT), "dp4 zero1").transient.max() == 0
-    assert memory(job(GPT), "dp4 zero2").transient.max() == pytest.approx(8 * min(PARAMETERS, 25 * MIB / 4))
-    assert memory(job(GPT), "dp4 zero3").transient.max() == 4 * (2 * layer) + 8 * layer
-    assert memory(job(GPT, precision="bf16"), "dp4 zero3").transient.max() == 2 * (2 * layer) + 6 * layer
-    assert head < layer
+def test_sharded_weights_of_two_layers_are_whole_at_a_time() -> None:
+    layer = model_cost(job(GPT).model).layer(0).parameters.total
+    assert memory(job(GPT), "dp4 zero2").gathered.max() == 0
+    assert memory(job(GPT), "dp4 zero3").gathered.max() == 4 * 2 * layer
+    assert memory(job(GPT, precision="bf16"), "dp4 zero3").gathered.max() == 2 * 2 * layer
+    assert memory(job(GPT), "dp1 zero3").gathered.max() == 0
+
+
+def test_gradients_of_a_unit_are_on_their_way_when_its_activations_are_gone() -> None:
+    train = job({**GPT, "seq_len": 16})
+    layer = model_cost(train.model).layer(0).parameters.total
+    held = model_cost(train.model).parameter_count
+    assert memory(train, "dp4").exchange.max() == memory(train, "dp4 zero1").exchange.max() == 0
+    kept = float(memory(train, "dp4").activations[0, 0])
+    unit = min(held, 25 * MIB / 4)
+    assert memory(train, "dp4 zero2").exchange[0, 0] == pytest.approx(unit * (4 + 4 + 1) - kept * unit / held)
+    assert memory(train, "dp4 zero3").exchange[0, 0] == pytest.approx(layer * (4 + 4 + 1) - kept * layer / held)
+    half = job({**GPT, "seq_len": 16}, precision="bf16")
+    kept = float(memory(half, "dp4").activations[0, 0])
+    assert memory(half, "dp4 zero3").exchange[0, 0] == pytest.approx(layer * (2 + 4 + 1) - kept * layer / held)
 
 
 def kept_bytes(train: TrainSpec, *, tp: int = 1, sp: int = 1, mode: Recompute = Recompute.NONE) -> float:
@@ -149,10 +161,11 @@ def test_activations_are_those_of_the_micro_batches_in_flight(text: str, mode: s
     found = memory(train, f"dp1 pp4 mb2{text}").activations[0]
     layers = 2 * kept_bytes(train, mode=Recompute(mode))
     sent = 4 * 128 * 256
-    assert found[1] == 3 * 2 * (layers + sent)
-    assert found[2] == 2 * 2 * (layers + sent)
-    assert memory(train, f"dp1 pp4 mb2 gpipe{text}").activations[0, 1] == 16 * 2 * (layers + sent)
-    assert memory(train, f"dp1 pp4 mb16{text}").activations[0, 1] == 2 * 16 * (layers + sent)
+    ahead = 2 * sent
+    assert found[1] == 3 * 2 * (layers + sent) + 2 * ahead
+    assert found[2] == 2 * 2 * (layers + sent) + 2 * ahead
+    assert memory(train, f"dp1 pp4 mb2 gpipe{text}").activations[0, 1] == 16 * 2 * (layers + sent) + 2 * ahead
+    assert memory(train, f"dp1 pp4 mb16{text}").activations[0, 1] == 2 * 16 * (layers + sent) + 16 * ahead
 
 
 def test_sequence_parallelism_divides_what_stands_between_split_layers_and_not_what_they_gather() -> None:
@@ -160,7 +173,7 @@ def test_sequence_parallelism_divides_what_stands_between_split_layers_and_not_w
     stream = 4 * 128 * 256
     plain, divided = (memory(train, f"tp4 pp4 {text}").activations[0, 1] for text in ("", "sp"))
     norms_and_sent = 2 * (2 * stream + 4 * 4 * 128) + stream
-    assert plain - divided == pytest.approx(3 * norms_and_sent * (1 - 1 / 4))
+    assert plain - divided == pytest.approx((3 * norms_and_sent + 2 * stream) * (1 - 1 / 4))
 
 
 def test_logits_are_on_the_last_stage_and_wait_under_gpipe() -> None:
@@ -202,8 +215,8 @@ def test_parts_sum_to_the_peak_and_sharding_never_needs_more_state(train: TrainS
     assert states == sorted(states, reverse=True)
     assert states[3] == pytest.approx(sum_of_state(train) / 4)
     for one in found:
-        moment = max(one.working[0, 0], one.logits[0, 0])
-        whole = one.state[0, 0] + one.transient[0, 0] + one.activations[0, 0] + moment + one.context[0, 0]
+        moment = max(one.working[0, 0], one.logits[0, 0], one.exchange[0, 0])
+        whole = one.state[0, 0] + one.gathered[0, 0] + one.activations[0, 0] + moment + one.context[0, 0]
         assert one.total[0, 0] == pytest.approx(whole)
 
 

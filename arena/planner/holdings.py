@@ -1,0 +1,139 @@
+"""What one rank of each stage holds of parameters, gradients and optimizer state. Pure: no I/O, no clock.
+
+The rules are those of ``arena.planner.memory``; arrays are ``[n, p]`` as there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arena.domain.job import TrainSpec
+from arena.planner.candidates import Candidates, Floats, Ints
+from arena.planner.model import ModelCost
+from arena.planner.ranges import largest_in
+from arena.units import MIB
+
+_UNIT_PARAMETERS = 25 * MIB / 4
+"""Small layers are put together up to so many parameters, before tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter of what a training step keeps."""
+
+    weights: float
+    gradients: float
+    moments: float
+    master: float
+
+    @property
+    def sharded_weights(self) -> float:
+        """Bytes of a weight that ZeRO-3 divides: the fp32 one."""
+        return self.master or self.weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """Parameters on one rank of each stage, ``[n, p]``.
+
+    Args:
+        dense: Held by all replicas.
+        expert: Experts.
+        share: The part of both that is a rank's own when ranks with the same parameters divide them.
+    """
+
+    dense: Floats
+    expert: Floats
+    share: Floats
+
+    @property
+    def total(self) -> Floats:
+        """All that a rank holds without ZeRO."""
+        return self.dense + self.expert
+
+
+def state_bytes(train: TrainSpec) -> StateBytes:
+    """Return the bytes per parameter: fp32 state, and a working copy in 16 bit under mixed precision."""
+    sgd_moments = 4.0 if train.optimizer.momentum else 0.0
+    moments = 8.0 if train.optimizer.name == "adamw" else sgd_moments
+    if train.precision == "fp32":
+        return StateBytes(weights=4.0, gradients=4.0, moments=moments, master=0.0)
+    return StateBytes(weights=2.0, gradients=4.0, moments=moments, master=4.0)
+
+
+def holdings(model: ModelCost, candidates: Candidates) -> Holdings:
+    """Return the parameters of one rank of each stage."""
+    counts = [part.parameters for part in model.parts]
+    tp, dp = candidates.tp.astype(np.float64), candidates.dp.astype(np.float64)
+    ep = candidates.expert_parallel[:, None].astype(np.float64)
+    split = candidates.sums(model.cumulative(one.split for one in counts)[None]) / tp
+    replicated = candidates.sums(model.cumulative(one.replicated for one in counts)[None])
+    expert = candidates.sums(model.cumulative(one.expert for one in counts)[None]) / (tp * ep)
+    stages = np.arange(split.shape[1])[None, :]
+    ends = (stages == 0).astype(np.float64) + ((stages == candidates.pp[:, None] - 1) & (stages > 0))
+    tied = ends * (model.beginning.parameters.tied / tp)
+    copies = np.where(candidates.pp[:, None] > 1, 2.0, 1.0)
+    return Holdings(
+        dense=split + replicated + tied,
+        expert=expert,
+        share=split / dp + replicated / (dp * tp) + expert / (dp / ep) + tied / (dp * copies),
+    )
+
+
+def state_on_rank(train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
+    """Return the bytes of weights, gradients and optimizer state."""
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    weights = np.where(zero == 3, held.share * each.sharded_weights, held.total * each.weights)
+    gradients = each.gradients * np.where(zero >= 2, held.share, held.total)
+    # Under ZeRO-3 the divided weights are the master weights.
+    optimizer_bytes = each.moments + np.where(zero == 3, 0.0, each.master)
+    state: Floats = weights + gradients + optimizer_bytes * np.where(zero >= 1, held.share, held.total)
+    return state
+
+
+def whole_for_a_moment(
+    model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings
+) -> tuple[Floats, Floats]:
+    """Return the weights of two layers (ZeRO-3), and the gradients of a unit on their way (ZeRO-2 and 3)."""
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    nothing = np.zeros((len(candidates), candidates.depth))
+    if not np.any(zero >= 2):
+        return nothing, nothing
+    totals = model.by_unit(float(part.parameters.total) for part in model.parts)
+    first, last = candidates.chunk_first, candidates.chunk_last
+    start = largest_in(totals[:-1] + totals[1:], np.minimum(first, len(totals) - 2), np.maximum(last - 1, first))
+    follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
+    pair = (_unit_sizes(model, candidates, start) + follower).max(axis=2)
+    is_divided = held.share < held.total
+    own_share = np.divide(held.share, held.total, out=np.ones_like(nothing), where=is_divided)
+    gradient_bytes = each.weights + each.gradients * (1.0 + own_share)
+    exchange = exchanged_together(model, candidates, held) * gradient_bytes
+    return (
+        np.where(is_divided & (zero == 3), pair * each.weights, 0.0),
+        np.where(is_divided & (zero >= 2), exchange, 0.0),
+    )
+
+
+def exchanged_together(model: ModelCost, candidates: Candidates, held: Holdings) -> Floats:
+    """Return the parameters of the largest unit: a layer under ZeRO-3, else also several small ones."""
+    totals = model.by_unit(float(part.parameters.total) for part in model.parts)
+    largest = largest_in(totals, candidates.chunk_first, candidates.chunk_last)
+    layer = _unit_sizes(model, candidates, largest).max(axis=2)
+    together = np.maximum(_UNIT_PARAMETERS / candidates.tp, layer)
+    unit: Floats = np.minimum(held.total, np.where(candidates.zero[:, None] == 3, layer, together))
+    return unit
+
+
+def _unit_sizes(model: ModelCost, candidates: Candidates, units: Ints) -> Floats:
+    """Return the parameters on one rank, ``[n, p, v]``, of units that are given for each way to split layers."""
+    counts = [part.parameters for part in model.parts]
+    at = model.part_by_unit[np.minimum(units, model.unit_count - 1)]
+    tp = candidates.tp[..., None].astype(np.float64)
+    sizes = candidates.by_cut(np.array([float(one.split + one.tied) for one in counts])[at]) / tp
+    sizes += candidates.by_cut(np.array([float(one.replicated) for one in counts])[at])
+    if any(one.expert for one in counts):
+        expert = candidates.by_cut(np.array([float(one.expert) for one in counts])[at])
+        sizes += expert / (tp * candidates.expert_parallel[:, None, None])
+    return sizes
