@@ -1,0 +1,118 @@
+"""Trains a case of a covering set beside one process, and hands its checkpoint to the next case of the set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from arena.domain.capability import Feature, features_of, unsupported
+from arena.domain.job import ModelFamily
+from arena.domain.launch import Finished, Ready
+from arena.domain.parallel import ParallelPlan, parse_plan
+from arena_agent.worker.checkpoint import read_whole
+from tests.covering_plans import GLOBAL_BATCH, LAYERS, Case, job, train
+from tests.fakes.rank_launcher import Attempt, RankLauncher
+
+STEPS = 3
+RECORDED = "tests.fakes.worker_targets:run_recorded"
+EXACT_LOSS, COARSE_LOSS = 1e-6, 5e-2
+# Adam's first steps divide small sums by their own size, so rounding counts for more than in the loss.
+EXACT_WEIGHT = 2e-5
+_ALONE = parse_plan(f"dp1 mb{GLOBAL_BATCH}", layer_count=LAYERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What one process learned: losses of ``STEPS + 1`` steps, weights after ``STEPS`` and after one more."""
+
+    losses: dict[int, float]
+    weights: dict[str, Tensor]
+    exported: dict[str, Tensor]
+
+
+@dataclass(slots=True, kw_only=True)
+class References:
+    """One process's training of each job, in float32, made when first asked for."""
+
+    launcher: RankLauncher
+    directory: Path
+    _made: dict[tuple[ModelFamily, frozenset[Feature]], Reference] = field(default_factory=dict)
+
+    def of(self, case: Case) -> Reference:
+        """Return what a case is compared with."""
+        of_job = case.features & {Feature.TIED_EMBEDDINGS, Feature.DROPOUT}
+        key = (case.family, of_job)
+        if key not in self._made:
+            place = self.directory / f"{len(self._made)}"
+            spec = job(case.family, of_job, STEPS + 1, interval_steps=1, is_async=False)
+            attempt = self.launcher.run(place, spec, _ALONE)
+            weights = read_whole(_checkpoint(place, STEPS), prefix="model.")
+            self._made[key] = Reference(losses=attempt.losses(), weights=weights, exported=exported(attempt))
+        return self._made[key]
+
+
+def exported(attempt: Attempt) -> dict[str, Tensor]:
+    """Return the model that a finished attempt left."""
+    [finished] = attempt.reports_of(Finished)
+    assert finished.output is not None
+    return load_file(finished.output)
+
+
+def state_digests(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str, str]:
+    """Return digests of the whole state in memory; ranks that share a tensor must agree."""
+    merged: dict[str, str] = {}
+    for rank in range(plan.gpu_count):
+        for name, value in json.loads((attempt.directory / f"state-{moment}-{rank}.json").read_text()).items():
+            assert merged.setdefault(name, value) == value, f"rank {rank} holds another {name}"
+    return merged
+
+
+def successor(cases: Sequence[Case], index: int) -> Case:
+    """Return the next case of the set that can go on with a case's job."""
+    case = cases[index]
+    spec = case.job(1).train
+    assert spec is not None
+    return next(
+        other
+        for other in [*cases[index + 1 :], *cases[: index + 1]]
+        if other.plan != case.plan and unsupported(spec, other.plan) is None
+    )
+
+
+def check_case(launcher: RankLauncher, directory: Path, case: Case, following: Case, reference: Reference) -> None:
+    """Train under one plan and go on under another; both learn what one process does, and the state moves bitwise."""
+    assert features_of(train(case.family, case.features), case.plan) == case.features
+    is_coarse = Feature.BF16 in case.features
+    abs_loss = COARSE_LOSS if is_coarse else EXACT_LOSS
+    first = launcher.run(directory, case.job(STEPS), case.plan, target=RECORDED)
+    then = launcher.run(directory, case.job(STEPS + 1), following.plan, epoch=2, target=RECORDED)
+    losses = first.losses()
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses == pytest.approx({step: reference.losses[step] for step in losses}, abs=abs_loss)
+    assert then.reports_of(Ready)[0].resumed_step == STEPS
+    assert state_digests(then, "start", following.plan) == state_digests(first, "end", case.plan)
+    assert then.losses() == pytest.approx({STEPS + 1: reference.losses[STEPS + 1]}, abs=abs_loss)
+    model = exported(then)
+    assert {tensor.dtype for tensor in model.values()} == {torch.float32}
+    if is_coarse:
+        assert losses != {step: reference.losses[step] for step in losses}, "bf16 would not have been used"
+        return
+    _check_close(read_whole(_checkpoint(directory, STEPS), prefix="model."), reference.weights)
+    _check_close(model, reference.exported)
+
+
+def _check_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=EXACT_WEIGHT, msg=name)
+
+
+def _checkpoint(directory: Path, step: int) -> Path:
+    return directory / "checkpoints" / f"step-{step:08d}"

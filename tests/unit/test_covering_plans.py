@@ -1,0 +1,84 @@
+"""The plans that integration tests train hold every pair of features that the capability table allows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from arena.domain.capability import REFUSALS, Feature, features_of, unsupported
+from arena.domain.job import ModelFamily
+from tests.covering_plans import (
+    LEVELS,
+    Pair,
+    Usual,
+    allowed_features,
+    covering_set,
+    levels_of,
+    pairs_of,
+    possible_pairs,
+    train,
+)
+
+RANKS_MAX = 4
+
+
+def among(*levels: Feature | Usual) -> set[Pair]:
+    return {frozenset(pair) for pair in itertools.combinations(levels, 2)}
+
+
+# One plan has one of each of these.
+ONE_OF = (
+    among(Feature.ZERO_1, Feature.ZERO_2, Feature.ZERO_3, Usual.NO_ZERO)
+    | among(Feature.RECOMPUTE_SELECTIVE, Feature.RECOMPUTE_FULL, Usual.NO_RECOMPUTE)
+    | among(Feature.GPIPE, Feature.INTERLEAVED, Usual.ONE_F_ONE_B)
+)
+# Interleaved stages have the same replicas; so have stages of different degrees only from five ranks on.
+BY_RULE = {frozenset({Feature.INTERLEAVED, Feature.MIXED_DP})}
+NEED_MORE_RANKS = {
+    frozenset({Feature.INTERLEAVED, Feature.MIXED_TP}),
+    frozenset({Feature.EXPERT_PARALLEL, Feature.MIXED_DP}),
+    frozenset({Feature.EXPERT_PARALLEL, Feature.MIXED_TP}),
+}
+
+
+def allowed_pairs(family: ModelFamily) -> set[Pair]:
+    return pairs_of(allowed_features(family) | frozenset(Usual))
+
+
+@pytest.mark.parametrize("family", ModelFamily)
+def test_every_pair_that_can_be_is_in_the_set(family: ModelFamily) -> None:
+    covered = set().union(*(case.pairs for case in covering_set(family, 1, RANKS_MAX)))
+    impossible = (ONE_OF | BY_RULE | NEED_MORE_RANKS) & allowed_pairs(family)
+    assert covered == allowed_pairs(family) - impossible
+
+
+@pytest.mark.parametrize("family", ModelFamily)
+def test_what_is_called_impossible_no_plan_of_so_many_ranks_has(family: ModelFamily) -> None:
+    """The candidates are all plans of up to four ranks, by what they ask for."""
+    impossible = (ONE_OF | BY_RULE | NEED_MORE_RANKS) & allowed_pairs(family)
+    assert possible_pairs(family, 1, RANKS_MAX) & impossible == set()
+
+
+@pytest.mark.parametrize("family", ModelFamily)
+def test_each_case_runs_and_asks_for_what_it_says(family: ModelFamily) -> None:
+    for case in covering_set(family, 1, RANKS_MAX):
+        spec = train(family, case.features)
+        assert unsupported(spec, case.plan) is None
+        assert features_of(spec, case.plan) == case.features
+        assert case.plan.gpu_count <= RANKS_MAX
+        assert not case.features & REFUSALS[family].keys()
+
+
+def test_every_feature_is_one_that_some_family_has_or_the_table_refuses_to_all() -> None:
+    seen = frozenset().union(*(case.features for family in ModelFamily for case in covering_set(family, 1, RANKS_MAX)))
+    refused_to_all = {feature for feature in Feature if all(feature in REFUSALS[family] for family in ModelFamily)}
+    assert seen == frozenset(Feature) - refused_to_all
+    assert levels_of(frozenset({Feature.PIPELINE})) < frozenset(LEVELS)
+
+
+def test_the_sets_are_the_same_each_time_and_small() -> None:
+    first = covering_set(ModelFamily.GPT, 1, RANKS_MAX)
+    covering_set.cache_clear()
+    assert covering_set(ModelFamily.GPT, 1, RANKS_MAX) == first
+    assert len(first) <= 20
