@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import ParallelLimits, TrainSpec
+from arena.planner.candidates import candidate_of
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.hardware import catalog
 from arena.planner.layouts import LayoutSpace
@@ -99,3 +100,41 @@ def test_the_same_question_has_the_same_answer_and_cells_are_in_order(train: Tra
     keys = [(cell.group.gpu_count, cell.best.estimate.iter_time_s) for cell in grid.cells]
     assert keys == sorted(keys)
     assert len({cell.group for cell in grid.cells}) == len(grid.cells)
+
+
+@sized
+@given(train=trains, name=st.sampled_from(TYPES))
+def test_sequence_parallelism_never_needs_more_time_or_memory(train: TrainSpec, name: str):
+    gpu_type = catalog()[name]
+    group = GpuGroup.of(name, (8,))
+    layouts = LayoutSpace(train=train, limits=ParallelLimits()).layouts(group)
+    if not len(layouts):
+        return
+    estimates = evaluate(train, gpu_type, group, layouts.candidates())
+    found = {str(layouts.plan(index)): index for index in range(len(layouts))}
+    for text, index in found.items():
+        plain = found.get(text.removesuffix(" sp"))
+        if text.endswith(" sp") and plain is not None:
+            assert estimates.iter_time_s[index] <= estimates.iter_time_s[plain] * (1 + 1e-12)
+            assert np.all(
+                estimates.memory_bytes_by_stage[index] <= estimates.memory_bytes_by_stage[plain] * (1 + 1e-12)
+            )
+
+
+@sized
+@given(train=trains, index=st.integers(0, 10_000), counts=groups)
+def test_a_plan_costs_the_same_alone_as_among_all_others(train: TrainSpec, index: int, counts: tuple[int, ...]):
+    gpu_type, group = catalog()["h100"], GpuGroup.of("h100", counts)
+    limits = ParallelLimits(zero=(0, 1, 2, 3), schedules=("1f1b", "gpipe", "interleaved"))
+    layouts = LayoutSpace(train=train, limits=limits).layouts(group)
+    if not len(layouts):
+        return
+    index %= len(layouts)
+    among = evaluate(train, gpu_type, group, layouts.candidates())
+    plan = layouts.plan(index)
+    alone = evaluate(train, gpu_type, group, candidate_of(plan, train.global_batch))
+    memory = among.memory_bytes_by_stage[index]
+    assert np.allclose(memory[: plan.pp], alone.memory_bytes_by_stage[0])
+    assert not memory[plan.pp :].any()
+    assert np.isclose(among.iter_time_s[index], alone.iter_time_s[0])
+    assert all(np.isclose(part[index], alone.breakdown_s[key][0]) for key, part in among.breakdown_s.items())
