@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,6 +57,8 @@ class SummingLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[rows, seq, own inputs]`` to the residual stream."""
+        if self.tensor.group is None:
+            return F.linear(x, self.weight.t(), self.bias)
         y = self.tensor.leave(torch.matmul(x, self.weight))
         return y if self.bias is None else y + self.bias
 
@@ -144,6 +147,7 @@ def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
+@lru_cache(maxsize=4)
 def rotation_table(spec: ModelSpec, device: torch.device) -> Tensor:
     """Return cosines and sines of the rotary embedding (Su et al. 2021), ``[2, seq, head_size / 2]`` in float32."""
     half = spec.hidden // spec.heads // 2
