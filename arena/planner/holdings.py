@@ -93,27 +93,25 @@ def state_on_rank(train: TrainSpec, candidates: Candidates, held: Holdings) -> F
     return state
 
 
-def whole_for_a_moment(
-    model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings
-) -> tuple[Floats, Floats]:
-    """Return the weights of two layers (ZeRO-3), and the gradients of a unit on their way (ZeRO-2 and 3)."""
-    each, zero = state_bytes(train), candidates.zero[:, None]
-    nothing = np.zeros((len(candidates), candidates.depth))
-    if not np.any(zero >= 2):
-        return nothing, nothing
+def gathered_on_rank(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats:
+    """Return the bytes of the weights of two layers that are whole at a time (ZeRO-3)."""
+    is_gathered = (candidates.zero[:, None] == 3) & (held.share < held.total)
+    if not np.any(is_gathered):
+        return np.zeros(held.total.shape)
     totals = model.by_unit(float(part.parameters.total) for part in model.parts)
     first, last = candidates.chunk_first, candidates.chunk_last
     start = largest_in(totals[:-1] + totals[1:], np.minimum(first, len(totals) - 2), np.maximum(last - 1, first))
     follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
     pair = (_unit_sizes(model, candidates, start) + follower).max(axis=2)
-    is_divided = held.share < held.total
-    own_share = np.divide(held.share, held.total, out=np.ones_like(nothing), where=is_divided)
-    gradient_bytes = each.weights + each.gradients * (1.0 + own_share)
-    exchange = exchanged_together(model, candidates, held) * gradient_bytes
-    return (
-        np.where(is_divided & (zero == 3), pair * each.weights, 0.0),
-        np.where(is_divided & (zero >= 2), exchange, 0.0),
-    )
+    return np.where(is_gathered, pair * state_bytes(train).weights, 0.0)
+
+
+def exchange_on_rank(train: TrainSpec, candidates: Candidates, held: Holdings, together: Floats) -> Floats:
+    """Return the bytes of gradients on their way (ZeRO-2 and 3): as they came, summed up, and the rank's share."""
+    each, is_divided = state_bytes(train), held.share < held.total
+    own_share = np.divide(held.share, held.total, out=np.ones(held.total.shape), where=is_divided)
+    size_bytes = together * (each.weights + each.gradients * (1.0 + own_share))
+    return np.where(is_divided & (candidates.zero[:, None] >= 2), size_bytes, 0.0)
 
 
 def exchanged_together(model: ModelCost, candidates: Candidates, held: Holdings) -> Floats:

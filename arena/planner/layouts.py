@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from math import gcd
 
 import numpy as np
@@ -108,9 +108,9 @@ class LayoutSpace:
     def layouts(self, group: GpuGroup) -> Layouts:
         """Return the layouts of a group, shallow pipelines first."""
         degrees = sorted(self._degrees(group), key=lambda one: one[2])
-        empty = np.zeros((0, len(_COLUMNS)), dtype=np.int64)
-        blocks = [block for one in degrees for block in self._blocks(*one)]
-        return Layouts(numbers=np.concatenate([empty, *blocks]), train=self.train)
+        rows = [row for one in degrees for row in self._rows(*one)]
+        numbers = np.array(rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
+        return Layouts(numbers=numbers, train=self.train)
 
     def bounds(self, group: GpuGroup) -> Iterator[str]:
         """Yield what keeps some dp x tp x pp = count out, each with the values that would do."""
@@ -147,16 +147,14 @@ class LayoutSpace:
             and all(size % tp == 0 for size in sizes)
         ]
 
-    def _blocks(self, dp: int, tp: int, pp: int) -> Iterator[Ints]:
+    def _rows(self, dp: int, tp: int, pp: int) -> Iterator[tuple[int, ...]]:
         """Yield the layouts with some degrees: all combinations of the rest."""
         recompute = (0, 2) if self.train.model.family is ModelFamily.WIDE_RESNET else (0, 1, 2)
         for schedule, chunks, sizes in self._schedules(dp, pp):
-            choices = (
-                *([dp], [tp], [pp], sizes, self._zero_stages(dp), [_SCHEDULES.index(schedule)], [chunks], recompute),
-                *(self._sequence_parallel(tp), self._expert_degrees(dp)),
+            yield from product(
+                *((dp,), (tp,), (pp,), sizes, self._zero_stages(dp), (_SCHEDULES.index(schedule),), (chunks,)),
+                *(recompute, self._sequence_parallel(tp), self._expert_degrees(dp)),
             )
-            grid = np.meshgrid(*(np.array(values, dtype=np.int64) for values in choices), indexing="ij")
-            yield np.stack([axis.ravel() for axis in grid], axis=1)
 
     def _schedules(self, dp: int, pp: int) -> Iterator[tuple[Schedule, int, list[int]]]:
         """Yield schedule, chunks per rank, and micro-batch sizes; without a pipeline schedules are all the same."""

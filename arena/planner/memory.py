@@ -30,7 +30,14 @@ from arena.domain.parallel import ParallelPlan, Recompute
 from arena.planner.activations import Kept, Operators, Spread
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, candidate_of
 from arena.planner.compute import ELEMENT_BYTES
-from arena.planner.holdings import Holdings, exchanged_together, holdings, state_on_rank, whole_for_a_moment
+from arena.planner.holdings import (
+    Holdings,
+    exchange_on_rank,
+    exchanged_together,
+    gathered_on_rank,
+    holdings,
+    state_on_rank,
+)
 from arena.planner.model import ModelCost, Part, model_cost
 from arena.units import GIB, MIB
 
@@ -93,28 +100,31 @@ def memory_by_stage(
 ) -> Memory:
     """Return what every stage of every candidate needs."""
     context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
-    gathered, exchange = whole_for_a_moment(model, train, candidates, held)
     kept = _kept(model, train, candidates)
     return Memory(
         state=state_on_rank(train, candidates, held),
-        gathered=gathered,
+        gathered=gathered_on_rank(model, train, candidates, held),
         activations=kept * _in_flight(candidates) + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates),
-        exchange=np.maximum(exchange - _gone(model, train, candidates, held) * kept, 0.0),
+        exchange=_exchange(model, train, candidates, held, kept),
         context=np.where(candidates.stage_mask, float(context), 0.0),
     )
 
 
-def _gone(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings) -> Floats | float:
-    """Return the share of a micro-batch's activations that a unit's backward pass has freed at its end.
+def _exchange(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings, kept: Floats) -> Floats:
+    """Return gradients on their way, less the activations of a micro-batch that the unit's backward pass has freed.
 
-    Of layers that are alike, their share of the parameters; blocks that differ hold many of one or of the other.
+    Of layers that are alike that is their share of the parameters; blocks that differ hold many of one or of the other.
     """
-    if train.model.family is ModelFamily.WIDE_RESNET or not np.any(candidates.zero >= 2):
-        return 0.0
-    unit = exchanged_together(model, candidates, held)
-    return np.divide(unit, held.total, out=np.zeros_like(unit), where=held.total > 0)
+    if not np.any(candidates.zero >= 2):
+        return np.zeros(kept.shape)
+    together = exchanged_together(model, candidates, held)
+    exchange = exchange_on_rank(train, candidates, held, together)
+    if train.model.family is not ModelFamily.WIDE_RESNET:
+        freed = np.divide(together, held.total, out=np.zeros(kept.shape), where=held.total > 0)
+        exchange = np.maximum(exchange - freed * kept, 0.0)
+    return exchange
 
 
 def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
