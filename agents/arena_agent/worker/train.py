@@ -156,7 +156,8 @@ class Trainer:
         self._optimizer = build_optimizer(self.runs, self.train.optimizer)
         if model.expert_count:
             # Before the first step all experts count as equally loaded: then the balance loss has no gradient.
-            self.router_load = torch.full((model.layers, model.expert_count), 1.0 / model.expert_count)
+            shape = (model.layers, model.expert_count)
+            self.router_load = torch.full(shape, 1.0 / model.expert_count, device=self.layout.device)
         selection = self.store.open()
         if selection.manifest is None:
             initialise(self.runs, self.train.seed)

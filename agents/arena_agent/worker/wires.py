@@ -155,10 +155,11 @@ class Wires:
             part = part.detach().contiguous()
             work = dist.isend(part, message.destination, group=self._group(cause.direction))
             self._sending.append((part, work))
-        self._sending = [(part, work) for part, work in self._sending if not work.is_completed()]
+        self._forget_sent()
 
     def receive(self, effect: Action) -> Tensor:
         """Wait for what a pass needs."""
+        self._forget_sent()
         parts: list[tuple[int, Tensor]] = []
         for message in self.plan.awaited[effect]:
             channel = (message.source, message.cause.direction)
@@ -176,6 +177,9 @@ class Wires:
         for _, work in self._sending:
             work.wait()
         self._sending.clear()
+
+    def _forget_sent(self) -> None:
+        self._sending = [(part, work) for part, work in self._sending if not work.is_completed()]
 
     def _post(self, channel: tuple[int, Pass]) -> None:
         if not self._waiting[channel]:
