@@ -17,12 +17,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from arena.domain.micro_batches import MicroBatch
+from arena.domain.parallel import ParallelPlan
 from arena.domain.parameters import boundary_shape
 from arena.domain.schedule import Action, Orders, Pass
 from arena_agent.worker.groups import Groups
 from arena_agent.worker.placement import Placement
 
 _SEQUENCE_DIM = 1
+
+Positions = dict[tuple[int, int], dict[Action, int]]
+"""Where each action stands in the order of its (stage, replica)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,15 @@ class Message:
 
     Args:
         cause: The sender's action whose result it is.
+        sent_at, needed_at: Positions of that action among the sender's, and of the one that needs it among the
+            receiver's.
         source, destination: Ranks.
         run: Positions of the sequence; None for all there is.
     """
 
     cause: Action
+    sent_at: int
+    needed_at: int
     source: int
     destination: int
     run: range | None
@@ -80,11 +88,12 @@ def itinerary(placement: Placement, batches: Sequence[MicroBatch], orders: Order
     awaited: dict[Action, list[Message]] = {}
     order: dict[tuple[int, Pass], list[Message]] = {}
     neighbours = _neighbours(placement, placement.ranks[rank].stage)
-    for (stage, replica), actions in sorted(orders.items()):
+    positions = {place: {action: at for at, action in enumerate(actions)} for place, actions in orders.items()}
+    for (stage, _), actions in sorted(orders.items()):
         if stage not in neighbours:
             continue
         for cause in actions:
-            for effect, message in _messages(placement, batches, stage, replica, cause):
+            for effect, message in _messages(placement, batches, positions, stage, cause):
                 if message.source == rank:
                     sent.setdefault(cause, []).append(message)
                 if message.destination == rank:
@@ -103,22 +112,33 @@ def _neighbours(placement: Placement, stage: int) -> set[int]:
 
 
 def _messages(
-    placement: Placement, batches: Sequence[MicroBatch], stage: int, replica: int, cause: Action
+    placement: Placement, batches: Sequence[MicroBatch], positions: Positions, stage: int, cause: Action
 ) -> Iterator[tuple[Action, Message]]:
-    """Yield the messages of an action with the action that needs each."""
+    """Yield the messages of a stage's action with the action that needs each."""
     chunk = cause.chunk + (1 if cause.direction is Pass.FORWARD else -1)
     if not 0 <= chunk < len(placement.chunks):
         return
     plan = placement.plan
-    there = chunk % plan.pp
-    neighbour = batches[cause.micro_batch].replicas[there]
+    here, there = (stage, batches[cause.micro_batch].replicas[stage]), _place(plan, batches, chunk, cause.micro_batch)
     length = placement.spec.sequence_length if plan.sequence_parallel else None
-    degrees = plan.stages[stage].replicas[replica].tp, plan.stages[there].replicas[neighbour].tp
+    degrees = [plan.stages[at].replicas[replica].tp for at, replica in (here, there)]
     effect = Action(cause.direction, chunk, cause.micro_batch)
-    for sender, receiver, run in routes(*degrees, length):
-        source = placement.rank_of(stage, replica, sender)
-        destination = placement.rank_of(there, neighbour, receiver)
-        yield effect, Message(cause=cause, source=source, destination=destination, run=run)
+    for sender, receiver, run in routes(degrees[0], degrees[1], length):
+        message = Message(
+            cause=cause,
+            sent_at=positions[here][cause],
+            needed_at=positions[there][effect],
+            source=placement.rank_of(*here, sender),
+            destination=placement.rank_of(*there, receiver),
+            run=run,
+        )
+        yield effect, message
+
+
+def _place(plan: ParallelPlan, batches: Sequence[MicroBatch], chunk: int, micro_batch: int) -> tuple[int, int]:
+    """Return the stage and the replica that take a micro-batch through a chunk."""
+    stage = chunk % plan.pp
+    return stage, batches[micro_batch].replicas[stage]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,7 +163,7 @@ class Wires:
     device: torch.device
     _waiting: dict[tuple[int, Pass], deque[Message]] = field(default_factory=dict)
     _posted: dict[Message, tuple[Tensor, Any]] = field(default_factory=dict)
-    _sending: list[tuple[Tensor, Any]] = field(default_factory=list)
+    _sending: list[tuple[Message, Tensor, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._waiting = {channel: deque(messages) for channel, messages in self.plan.order.items()}
@@ -154,12 +174,10 @@ class Wires:
             part = x if message.run is None else self._own_part(x, message.run)
             part = part.detach().contiguous()
             work = dist.isend(part, message.destination, group=self._group(cause.direction))
-            self._sending.append((part, work))
-        self._forget_sent()
+            self._sending.append((message, part, work))
 
     def receive(self, effect: Action) -> Tensor:
         """Wait for what a pass needs."""
-        self._forget_sent()
         parts: list[tuple[int, Tensor]] = []
         for message in self.plan.awaited[effect]:
             channel = (message.source, message.cause.direction)
@@ -168,18 +186,25 @@ class Wires:
             buffer, work = self._posted.pop(message)
             self._post(channel)
             work.wait()
+            self._forget_received_by(message)
             parts.append((message.run.start if message.run else 0, buffer))
         ordered = [part for _, part in sorted(parts, key=lambda item: item[0])]
         return ordered[0] if len(ordered) == 1 else torch.cat(ordered, dim=_SEQUENCE_DIM)
 
     def finish(self) -> None:
         """Wait until everything that was sent has left."""
-        for _, work in self._sending:
+        for _, _, work in self._sending:
             work.wait()
         self._sending.clear()
 
-    def _forget_sent(self) -> None:
-        self._sending = [(part, work) for part, work in self._sending if not work.is_completed()]
+    def _forget_received_by(self, answer: Message) -> None:
+        """Let go of what the sender of a message had used before: gloo says that a send is done only when asked."""
+        under_way, self._sending = self._sending, []
+        for message, part, work in under_way:
+            if message.destination == answer.source and message.needed_at < answer.sent_at:
+                work.wait()
+            else:
+                self._sending.append((message, part, work))
 
     def _post(self, channel: tuple[int, Pass]) -> None:
         if not self._waiting[channel]:
