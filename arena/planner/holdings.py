@@ -106,12 +106,25 @@ def gathered_on_rank(model: ModelCost, train: TrainSpec, candidates: Candidates,
     return np.where(is_gathered, pair * state_bytes(train).weights, 0.0)
 
 
-def exchange_on_rank(train: TrainSpec, candidates: Candidates, held: Holdings, together: Floats) -> Floats:
-    """Return the bytes of gradients on their way (ZeRO-2 and 3): as they came, summed up, and the rank's share."""
-    each, is_divided = state_bytes(train), held.share < held.total
+def exchange_on_rank(
+    train: TrainSpec, candidates: Candidates, held: Holdings, together: Floats, *, copies_operand: bool
+) -> Floats:
+    """Return the bytes of a unit's gradients on their way, beside those that are kept (ZeRO-1, 2 and 3).
+
+    As they came and summed up in fp32; then summed up, with the share that the rank receives. ZeRO-1 sums up in the
+    memory of the gradients themselves, and receives the shares of all units.
+
+    Args:
+        together: Parameters of the unit.
+        copies_operand: Whether a reduce-scatter works on a copy, as gloo's does.
+    """
+    each, zero = state_bytes(train), candidates.zero[:, None]
+    is_divided = held.share < held.total
     own_share = np.divide(held.share, held.total, out=np.ones(held.total.shape), where=is_divided)
-    size_bytes = together * (each.weights + each.gradients * (1.0 + own_share))
-    return np.where(is_divided & (candidates.zero[:, None] >= 2), size_bytes, 0.0)
+    sums = together * each.gradients
+    scattered = np.maximum(together * each.weights + sums, sums * (1.0 + own_share + copies_operand))
+    once = sums * copies_operand + held.share * each.gradients
+    return np.where(is_divided, np.select([zero >= 2, zero == 1], [scattered, once], 0.0), 0.0)
 
 
 def exchanged_together(model: ModelCost, candidates: Candidates, held: Holdings) -> Floats:

@@ -6,8 +6,8 @@ the moments. n ranks hold the same parameter: dp, times tp where tensor parallel
 experts; twice dp for tied embeddings on two stages.
 
 * ZeRO-1 divides moments and master weights by n, ZeRO-2 also gradients. When a unit's backward pass is over, its
-  gradients of the micro-batch are there as they came, summed up in fp32, and as the rank's share, but its activations
-  are gone; units are layers, small ones put together up to 25 MiB.
+  gradients of the micro-batch are there as they came and summed up in fp32, then summed up and as the rank's share (and
+  once more where gloo does it), but its activations are gone; units are layers, small ones put together up to 25 MiB.
 * ZeRO-3 divides weights too: what is divided is the fp32 weight (in bf16, the master). Whole are the weights, in the
   working precision, of the layer at work and of the next, and a layer's gradients as under ZeRO-2.
 * Activations: what ``arena.planner.activations`` lists, for the micro-batches in flight, and the output that a stage
@@ -63,7 +63,7 @@ class Memory:
         activations: Kept for backward passes, and received ahead.
         working: In use for a moment by the layer at work, recomputation included.
         logits: Log-softmax and its gradients on the last stage; they are gone when its layers run backward.
-        exchange: Gradients on their way under ZeRO-2 and 3, less the activations that are gone by then.
+        exchange: Gradients on their way under ZeRO, less the activations that are gone by then.
         context: Driver, libraries, communication buffers.
     """
 
@@ -101,30 +101,34 @@ def memory_by_stage(
     """Return what every stage of every candidate needs."""
     context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
     kept = _kept(model, train, candidates)
+    in_flight = kept * _in_flight(candidates)
+    together = exchanged_together(model, candidates, held)
+    is_cpu = gpu_type.name == "cpu"
+    exchange = exchange_on_rank(train, candidates, held, together, copies_operand=is_cpu)
     return Memory(
         state=state_on_rank(train, candidates, held),
         gathered=gathered_on_rank(model, train, candidates, held),
-        activations=kept * _in_flight(candidates) + _received_ahead(model, train, candidates),
+        activations=in_flight + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates),
-        exchange=_exchange(model, train, candidates, held, kept),
+        exchange=np.maximum(exchange - _freed(train, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
         context=np.where(candidates.stage_mask, float(context), 0.0),
     )
 
 
-def _exchange(model: ModelCost, train: TrainSpec, candidates: Candidates, held: Holdings, kept: Floats) -> Floats:
-    """Return gradients on their way, less the activations of a micro-batch that the unit's backward pass has freed.
+def _freed(
+    train: TrainSpec, candidates: Candidates, held: Holdings, together: Floats, *, kept: Floats, in_flight: Floats
+) -> Floats:
+    """Return the activations that are gone when gradients are on their way.
 
-    Of layers that are alike that is their share of the parameters; blocks that differ hold many of one or of the other.
+    Under ZeRO-1 all, as the step's backward passes are over. Else those of the unit, for one micro-batch: of layers
+    that are alike their share of the parameters; blocks that differ hold many of one or of the other.
     """
-    if not np.any(candidates.zero >= 2):
-        return np.zeros(kept.shape)
-    together = exchanged_together(model, candidates, held)
-    exchange = exchange_on_rank(train, candidates, held, together)
+    share = np.zeros(kept.shape)
     if train.model.family is not ModelFamily.WIDE_RESNET:
-        freed = np.divide(together, held.total, out=np.zeros(kept.shape), where=held.total > 0)
-        exchange = np.maximum(exchange - freed * kept, 0.0)
-    return exchange
+        share = np.divide(together, held.total, out=share, where=held.total > 0)
+    freed: Floats = np.where(candidates.zero[:, None] == 1, in_flight, share * kept)
+    return freed
 
 
 def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arena.domain.cluster import GpuType
 from arena.domain.job import ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, parse_plan
 from arena.planner.activations import Operators, Spread
@@ -29,8 +30,12 @@ def job(model: dict[str, Any], **train: Any) -> TrainSpec:
     return TrainSpec.model_validate({"model": model, "global_batch": 32, **train})
 
 
+def plan_of(train: TrainSpec, text: str) -> ParallelPlan:
+    return parse_plan(text, layer_count=train.model.layers)
+
+
 def memory(train: TrainSpec, text: str) -> Memory:
-    return memory_of_plan(train, parse_plan(text, layer_count=train.model.layers), H100)
+    return memory_of_plan(train, plan_of(train, text), H100)
 
 
 def state(train: TrainSpec, text: str, stage: int = 0) -> float:
@@ -118,18 +123,20 @@ def test_sharded_weights_of_two_layers_are_whole_at_a_time() -> None:
     assert memory(job(GPT), "dp1 zero3").gathered.max() == 0
 
 
-def test_gradients_of_a_unit_are_on_their_way_when_its_activations_are_gone() -> None:
-    train = job({**GPT, "seq_len": 16})
+@pytest.mark.parametrize(("gpu_type", "copies"), [(H100, 0), (CPU, 1)])
+def test_gradients_of_a_unit_are_on_their_way_when_its_activations_are_gone(gpu_type: GpuType, copies: int) -> None:
+    train = job({**GPT, "seq_len": 16}, precision="bf16")
     layer = model_cost(train.model).layer(0).parameters.total
     held = model_cost(train.model).parameter_count
-    assert memory(train, "dp4").exchange.max() == memory(train, "dp4 zero1").exchange.max() == 0
-    kept = float(memory(train, "dp4").activations[0, 0])
+    found = {zero: memory_of_plan(train, plan_of(train, f"dp4 zero{zero}"), gpu_type) for zero in range(4)}
+    exchange = {zero: float(one.exchange[0, 0]) for zero, one in found.items()}
+    kept = float(found[0].activations[0, 0])
     unit = min(held, 25 * MIB / 4)
-    assert memory(train, "dp4 zero2").exchange[0, 0] == pytest.approx(unit * (4 + 4 + 1) - kept * unit / held)
-    assert memory(train, "dp4 zero3").exchange[0, 0] == pytest.approx(layer * (4 + 4 + 1) - kept * layer / held)
-    half = job({**GPT, "seq_len": 16}, precision="bf16")
-    kept = float(memory(half, "dp4").activations[0, 0])
-    assert memory(half, "dp4 zero3").exchange[0, 0] == pytest.approx(layer * (2 + 4 + 1) - kept * layer / held)
+    each = max(2 + 4, 4 * (1 + 1 / 4 + copies))
+    assert exchange[0] == 0
+    assert exchange[1] == pytest.approx(max(0, 4 * unit * copies + 4 * held / 4 - kept))
+    assert exchange[2] == pytest.approx(unit * each - kept * unit / held)
+    assert exchange[3] == pytest.approx(layer * each - kept * layer / held)
 
 
 def kept_bytes(train: TrainSpec, *, tp: int = 1, sp: int = 1, mode: Recompute = Recompute.NONE) -> float:
