@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.capability import unsupported
@@ -21,6 +21,7 @@ def counts_of(plan: ParallelPlan, batches: tuple[MicroBatch, ...], stage: int) -
     return [taken[replica] for replica in range(len(plan.stages[stage].replicas))]
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_each_sample_is_taken_once_and_no_micro_batch_is_too_large(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -30,6 +31,7 @@ def test_each_sample_is_taken_once_and_no_micro_batch_is_too_large(drawn: tuple[
     assert all(len(batch.replicas) == plan.pp for batch in batches)
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_every_replica_of_every_stage_has_work(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -38,6 +40,7 @@ def test_every_replica_of_every_stage_has_work(drawn: tuple[ParallelPlan, int]) 
         assert min(counts_of(plan, batches, stage)) >= 1
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_replicas_that_run_in_step_take_equally_many(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -50,6 +53,7 @@ def test_replicas_that_run_in_step_take_equally_many(drawn: tuple[ParallelPlan, 
             assert max(counts) - min(counts) <= 1
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_only_replicas_that_run_in_step_compute_stand_ins(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -58,6 +62,7 @@ def test_only_replicas_that_run_in_step_compute_stand_ins(drawn: tuple[ParallelP
         assert batch.row_count == max(1, len(batch.rows))
 
 
+@settings(deadline=None)
 @given(drawn=alike())
 def test_shares_are_contiguous_and_as_even_as_possible(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -68,6 +73,7 @@ def test_shares_are_contiguous_and_as_even_as_possible(drawn: tuple[ParallelPlan
     assert sizes == sorted(sizes, reverse=True)
 
 
+@settings(deadline=None)
 @given(drawn=alike())
 def test_alike_stages_pass_a_micro_batch_between_namesakes(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -75,6 +81,7 @@ def test_alike_stages_pass_a_micro_batch_between_namesakes(drawn: tuple[Parallel
         assert len(set(batch.replicas)) == 1
 
 
+@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=4), size=st.integers(1, 3))
 def test_the_plans_own_counts_hold(counts: list[int], size: int) -> None:
     replicas = tuple(Replica(micro_batch_count=count) for count in counts)
@@ -83,6 +90,7 @@ def test_the_plans_own_counts_hold(counts: list[int], size: int) -> None:
     assert counts_of(plan, batches, 0) == counts_of(plan, batches, 1) == counts
 
 
+@settings(deadline=None)
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=3), dp=st.integers(1, 8))
 def test_a_stage_with_counts_of_its_own_takes_them_from_a_leader_without(counts: list[int], dp: int) -> None:
     follower = Stage(layer_count=1, replicas=tuple(Replica(micro_batch_count=count) for count in counts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, Stage, format_plan, parse_plan
@@ -48,11 +48,13 @@ def plans(draw: st.DrawFn) -> ParallelPlan:
     )
 
 
+@settings(deadline=None)
 @given(plan=plans())
 def test_a_plan_is_read_as_it_was_written(plan: ParallelPlan) -> None:
     assert parse_plan(format_plan(plan), layer_count=plan.layer_count) == plan
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet="dptpmbzero interleaved=layers[]|,@/x*'0123456789spg", max_size=60))
 def test_any_text_is_read_or_refused_with_a_typed_error(text: str) -> None:
     try:

@@ -21,6 +21,7 @@ def orders_of(plan: ParallelPlan, global_batch: int) -> tuple[tuple[MicroBatch, 
     return batches, schedule_of(plan, batches)
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_every_pass_is_done_once_by_the_replica_that_has_the_micro_batch(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -38,6 +39,7 @@ def test_every_pass_is_done_once_by_the_replica_that_has_the_micro_batch(drawn: 
     }
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_a_rank_runs_each_forward_pass_before_its_backward_pass(drawn: tuple[ParallelPlan, int]) -> None:
     _, orders = orders_of(*drawn)
@@ -47,6 +49,7 @@ def test_a_rank_runs_each_forward_pass_before_its_backward_pass(drawn: tuple[Par
             assert action.direction is Pass.FORWARD or at[action._replace(direction=Pass.FORWARD)] < index
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_ranks_that_wait_for_what_they_receive_all_come_to_the_end(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -88,6 +91,7 @@ def needs(action: Action, chunk_count: int) -> set[Action]:
     return {action._replace(chunk=action.chunk + 1), action._replace(direction=Pass.FORWARD)}
 
 
+@settings(deadline=None)
 @given(drawn=runnable())
 def test_replicas_that_run_in_step_have_the_same_order(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn
@@ -105,6 +109,7 @@ def test_replicas_that_run_in_step_have_the_same_order(drawn: tuple[ParallelPlan
         assert len(shapes) == 1
 
 
+@settings(deadline=None)
 @given(pp=st.integers(1, 6), dp=st.integers(1, 3), count=st.integers(1, 12), zero=st.integers(0, 3))
 def test_1f1b_is_as_published(pp: int, dp: int, count: int, zero: int) -> None:
     """Stage i warms up with pp - i - 1 forward passes, alternates, and drains (Narayanan et al., ICML 2021)."""
@@ -115,6 +120,7 @@ def test_1f1b_is_as_published(pp: int, dp: int, count: int, zero: int) -> None:
         assert in_flight_max(order) == min(count, pp - stage)
 
 
+@settings(deadline=None)
 @given(pp=st.integers(2, 5), chunks=st.integers(2, 4), rounds=st.integers(1, 4))
 def test_interleaved_is_as_published(pp: int, chunks: int, rounds: int) -> None:
     """Warm-up of 2 (pp - i - 1) + (chunks - 1) pp forward passes, then alternating (Narayanan et al., SC'21)."""
@@ -129,7 +135,7 @@ def test_interleaved_is_as_published(pp: int, chunks: int, rounds: int) -> None:
         assert in_flight_max(order) == min(total, warm_up + 1)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(drawn=alike())
 def test_gpipe_runs_all_forward_passes_first(drawn: tuple[ParallelPlan, int]) -> None:
     plan, global_batch = drawn

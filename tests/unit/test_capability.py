@@ -152,7 +152,7 @@ def test_image_models_and_token_files_need_no_bytes() -> None:
     assert list(job_refusals(job(ModelFamily.VIT, {"vocab_size": 100}))) == []
 
 
-@settings(max_examples=80)
+@settings(max_examples=80, deadline=None)
 @given(train=trains, tp=st.integers(2, 9))
 def test_every_degree_that_a_refusal_offers_divides_and_every_other_does_not(train: TrainSpec, tp: int) -> None:
     said = [text for text in refusals(train, tensor_parallel(train, tp)) if "possible: tp in" in text]
@@ -174,6 +174,7 @@ def tensor_parallel(train: TrainSpec, tp: int) -> ParallelPlan:
     return ParallelPlan.uniform(layer_count=train.model.layers, tp=tp)
 
 
+@settings(deadline=None)
 @given(number=st.integers(1, 5000))
 def test_divisors_are_all_of_them_in_order(number: int) -> None:
     assert divisors(number) == [candidate for candidate in range(1, number + 1) if number % candidate == 0]
