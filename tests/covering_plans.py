@@ -129,12 +129,12 @@ def allowed_features(family: ModelFamily) -> frozenset[Feature]:
 
 
 def possible_pairs(family: ModelFamily, ranks_min: int, ranks_max: int) -> set[Pair]:
-    """Return every pair that some case of so many ranks has."""
+    """Return every pair that some case of so many ranks has, but for bf16 with what is usual."""
     of_job = allowed_features(family) & {*_JOB_FEATURES, Feature.BF16}
     found: set[Pair] = set()
     for features in candidates(family, ranks_min, ranks_max):
         found |= pairs_of(levels_of(features | of_job))
-    return found
+    return {pair for pair in found if Feature.BF16 not in pair or _is_coarse(pair)}
 
 
 @lru_cache(maxsize=32)

@@ -75,6 +75,15 @@ def state_digests(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str
     return merged
 
 
+def drift(losses: dict[int, float], reference: dict[int, float]) -> list[float]:
+    """Return the largest difference from a run up to each of its steps."""
+    largest, result = 0.0, []
+    for step in sorted(reference):
+        largest = max(largest, abs(losses[step] - reference[step]))
+        result.append(largest)
+    return result
+
+
 def successor(cases: Sequence[Case], index: int) -> Case:
     """Return the next case of the set that can go on with a case's job."""
     case = cases[index]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import signal
 from collections.abc import Iterator, Sequence
@@ -15,12 +14,13 @@ from arena.domain.job import JobSpec
 from arena.domain.launch import CheckpointSaved, Finished, Ready, Stopped
 from arena.domain.parallel import ParallelPlan, parse_plan
 from arena_agent.worker.checkpoint import read_whole
+from tests.equivalence import RECORDED, drift, state_digests
 from tests.fakes.rank_launcher import Attempt, RankLauncher, make_launch
+from tests.fakes.recorded_samples import samples_by_step
 from tests.fakes.worker_targets import digest
 
 pytestmark = pytest.mark.slow
 
-RECORDED = "tests.fakes.worker_targets:run_recorded"
 STEPS = 220
 # Each differs from the one before in more than one of dp, tp, pp, schedule and sharding; 3 does not divide 8.
 PLANS = (
@@ -60,24 +60,6 @@ def plan(text: str) -> ParallelPlan:
     return parse_plan(text, layer_count=4)
 
 
-def sample_ids(attempt: Attempt, layout: ParallelPlan) -> list[list[int]]:
-    """Return the samples of each step as the first stage's replicas read them, in replica order."""
-    parts = [
-        [json.loads(line) for line in (attempt.directory / f"samples-{rank}.jsonl").read_text().splitlines()]
-        for rank in range(0, layout.dp * layout.tp, layout.tp)
-    ]
-    return [list(itertools.chain(*step)) for step in zip(*parts, strict=True)]
-
-
-def state_digests(attempt: Attempt, moment: str, layout: ParallelPlan) -> dict[str, str]:
-    """Return digests of the whole state in memory; ranks that share a tensor must agree."""
-    merged: dict[str, str] = {}
-    for rank in range(layout.gpu_count):
-        for name, value in json.loads((attempt.directory / f"state-{moment}-{rank}.json").read_text()).items():
-            assert merged.setdefault(name, value) == value, f"rank {rank} holds another {name}"
-    return merged
-
-
 def newest_checkpoint(directory: Path) -> Path:
     return max((directory / "checkpoints").glob("step-*"))
 
@@ -95,15 +77,6 @@ def run_in_parts(launcher: RankLauncher, directory: Path) -> list[Attempt]:
         attempts.append(attempt.finish())
         shutil.copytree(newest_checkpoint(directory), directory / "kept" / str(epoch))
     return attempts
-
-
-def drift(losses: dict[int, float], reference: dict[int, float]) -> list[float]:
-    """Return the largest difference up to each step."""
-    largest, result = 0.0, []
-    for step in sorted(reference):
-        largest = max(largest, abs(losses[step] - reference[step]))
-        result.append(largest)
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +129,10 @@ def test_resharded_state_is_bitwise_equal(changed: Sequence[Attempt], changed_di
 
 
 def test_the_same_samples_come_in_the_same_order(undisturbed: Attempt, changed: Sequence[Attempt]) -> None:
-    expected = sample_ids(undisturbed, plan(PLANS[0]))
-    seen = [step for attempt, text in zip(changed, PLANS, strict=True) for step in sample_ids(attempt, plan(text))]
+    expected = samples_by_step(undisturbed, plan(PLANS[0]), 8)
+    seen = [
+        step for attempt, text in zip(changed, PLANS, strict=True) for step in samples_by_step(attempt, plan(text), 8)
+    ]
     assert len(expected) == STEPS
     assert seen == expected
 

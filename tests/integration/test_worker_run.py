@@ -29,7 +29,8 @@ from arena.domain.launch import (
     WorkerError,
 )
 from arena.domain.parallel import ParallelPlan, parse_plan
-from tests.fakes.rank_launcher import ROOT, Attempt, RankLauncher, make_launch
+from tests.fakes.rank_launcher import ROOT, RankLauncher, make_launch
+from tests.fakes.recorded_samples import samples_by_step
 
 pytestmark = pytest.mark.slow
 
@@ -152,19 +153,11 @@ def test_every_sample_comes_once_an_epoch_whatever_the_plan(launcher: RankLaunch
     plans = (ALONE, PAIR, PIPELINE, parse_plan("dp3 mb1 zero3", layer_count=2))
     for epoch, (steps, layout) in enumerate(zip((3, 5, 10, 15), plans, strict=True), start=1):
         attempt = launcher.run(tmp_path, job({"steps": steps}, data=data), layout, epoch=epoch, target=RECORDED)
-        seen += consumed(attempt, layout)
+        seen += [sample for step in samples_by_step(attempt, layout, 4) for sample in step]
     epochs = [seen[start : start + 10] for start in range(0, 60, 10)]
     assert len(seen) == 60
     assert all(sorted(ids) == list(range(10)) for ids in epochs)
     assert len({tuple(ids) for ids in epochs}) == 6, "every epoch has its own order"
-
-
-def consumed(attempt: Attempt, layout: ParallelPlan) -> list[int]:
-    parts = [
-        [json.loads(line) for line in (attempt.directory / f"samples-{rank}.jsonl").read_text().splitlines()]
-        for rank in range(layout.dp)
-    ]
-    return [sample for step in zip(*parts, strict=True) for part in step for sample in part]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
