@@ -1,7 +1,8 @@
 """The worker's throughput beside a hand-written torch loop (DDP, ZeRO optimizer, FSDP2) on the same ranks.
 
 Both train in the same processes, in turns of a few steps, so that what else the machine does falls on both alike; the
-losses must agree. Speed is printed, with the aim: at most 3 % slower.
+losses must agree. Speed is printed, with the aim: at most 3 % slower. CPU time stands beside wall time because other
+programs disturb it less.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(1200)]
 AIM = 1.03
 RANK = "tests.benchmarks.throughput_ranks:run_pair"
 TURN_COUNT = 12
+IN_INTERVAL = 2  # The median of 12 lies between the 3rd and the 10th value with 96 % (binomial).
 STEPS = 1
 MODELS = {
     "gpt": {"family": "gpt", "vocab_size": 256},
@@ -45,7 +47,9 @@ def test_throughput_beside_plain_torch(
 ) -> None:
     result = measured(launcher, tmp_path, model, plan)
     with capsys.disabled():
-        print(f"\n{model}, {plan}: {row(result)}")
+        print(f"\n{model}, {plan}:")
+        for name, key in (("wall time", "wall_s"), ("CPU time", "cpu_s")):
+            print(row(name, result[key]["arena"], result[key]["plain"]))
     assert result["losses"]["arena"] == pytest.approx(result["losses"]["plain"], abs=1e-4)
 
 
@@ -65,15 +69,15 @@ def job(model: str) -> JobSpec:
     return JobSpec.model_validate({"name": "job", "train": train, "stop": {"steps": 100_000}})
 
 
-def row(result: dict[str, dict[str, list[float]]]) -> str:
-    wall, cpu = result["wall_s"], result["cpu_s"]
-    ratio = statistics.median(wall["arena"]) / statistics.median(wall["plain"])
-    cpu_ratio = statistics.median(cpu["arena"]) / statistics.median(cpu["plain"])
-    pairs = sorted(ours / theirs for ours, theirs in zip(wall["arena"], wall["plain"], strict=True))
-    verdict = "met" if ratio <= AIM else "not met"
+def row(name: str, ours: list[float], theirs: list[float]) -> str:
+    """Say how the two compare in one measure; whether the aim is met only where the spread allows to tell."""
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    pairs = sorted(our / their for our, their in zip(ours, theirs, strict=True))
+    low, high = pairs[IN_INTERVAL], pairs[-1 - IN_INTERVAL]
+    verdict = "met" if high <= AIM else "not met" if low > AIM else "cannot be told"
+    our_ms, their_ms = statistics.median(ours) * 1e3, statistics.median(theirs) * 1e3
     return (
-        f"a step takes {statistics.median(wall['arena']) * 1e3:.0f} ms, plain torch's"
-        f" {statistics.median(wall['plain']) * 1e3:.0f} ms; ratio {ratio:.3f}, turn by turn {pairs[0]:.3f} /"
-        f" {statistics.median(pairs):.3f} / {pairs[-1]:.3f} (min / median / max), CPU time {cpu_ratio:.3f};"
-        f" aim {AIM:.2f}: {verdict}"
+        f"  {name:9} {our_ms:6.0f} ms a step, plain torch {their_ms:6.0f} ms, ratio {ratio:.3f};"
+        f" by turns {pairs[0]:.3f} / {statistics.median(pairs):.3f} / {pairs[-1]:.3f} (min / median / max),"
+        f" median 96 % within {low:.3f} to {high:.3f}; aim {AIM:.2f} {verdict}"
     )
