@@ -122,11 +122,12 @@ def _freed(
     """Return the activations that are gone when gradients are on their way.
 
     Under ZeRO-1 all, as the step's backward passes are over. Else those of the unit, for one micro-batch: of layers
-    that are alike their share of the parameters; blocks that differ hold many of one or of the other.
+    that are alike their share of the parameters; blocks that differ hold many of one or of the other, so that there
+    only a unit that is the whole stage is certain.
     """
-    share = np.zeros(kept.shape)
-    if train.model.family is not ModelFamily.WIDE_RESNET:
-        share = np.divide(together, held.total, out=share, where=held.total > 0)
+    share = np.divide(together, held.total, out=np.zeros(kept.shape), where=held.total > 0)
+    if train.model.family is ModelFamily.WIDE_RESNET:
+        share = np.floor(share)
     freed: Floats = np.where(candidates.zero[:, None] == 1, in_flight, share * kept)
     return freed
 
