@@ -94,7 +94,11 @@ def levels_of(features: frozenset[Feature]) -> frozenset[Level]:
 
 
 def job(family: ModelFamily, features: frozenset[Feature], steps: int, **checkpoint: Any) -> JobSpec:
-    """Return a small job with what the features say of it; a rate at which three steps change every weight."""
+    """Return a small job with what the features say of it.
+
+    The rate changes every weight in three steps. ``eps`` keeps Adam from making steps of rounding errors where a
+    gradient is all but zero.
+    """
     fields = {
         "model": {
             "family": family,
@@ -109,7 +113,7 @@ def job(family: ModelFamily, features: frozenset[Feature], steps: int, **checkpo
             "attention_dropout": 0.2 if Feature.DROPOUT in features else 0.0,
         },
         "global_batch": GLOBAL_BATCH,
-        "optimizer": {"lr": 1e-3, "weight_decay": 0.1, "clip_norm": 0.5},
+        "optimizer": {"lr": 1e-3, "eps": 1e-6, "weight_decay": 0.1, "clip_norm": 0.5},
         "precision": "bf16" if Feature.BF16 in features else "fp32",
         "seed": 3,
     }
