@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from arena_agent.worker.sample_order import SampleOrder, permuted
 
 @given(size=st.integers(1, 300), key=st.integers(0, 2**64 - 1))
 def test_permuted_is_a_permutation(size: int, key: int) -> None:
-    assert sorted(permuted(index, size=size, key=key) for index in range(size)) == list(range(size))
+    assert sorted(permuted(np.arange(size), size=size, key=key).tolist()) == list(range(size))
 
 
 @given(sample_count=st.integers(1, 40), global_batch=st.integers(1, 50), epochs=st.integers(1, 4))
