@@ -1,0 +1,41 @@
+"""How the program that trains does what a plan leaves open. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Attention(StrEnum):
+    """How attention weights are computed."""
+
+    FLASH = "flash"
+    """In one kernel that never stores the scores and skips what a causal mask hides."""
+    STORED = "stored"
+    """Two batched products with the scores stored between them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """What differs between training programs; the defaults describe Arena's own worker.
+
+    Args:
+        gradient_bytes: Of an element when gradients are reduced; None where they are reduced as they are kept.
+        overlaps_gradients: Gradients are reduced while the last micro-batch still runs backward.
+        overlaps_shards: Under ZeRO-2 and 3, weights are gathered and gradients scattered while others are worked on.
+        collectives_per_unit: Collectives in which a layer is gathered; 1 where its weights lie together.
+        recomputes_core_only: Selective recomputation leaves the projections of attention alone.
+        shard_ranks_max: Most replicas over which ZeRO divides state; None divides over all.
+    """
+
+    attention: Attention = Attention.FLASH
+    gradient_bytes: float | None = None
+    overlaps_gradients: bool = False
+    overlaps_shards: bool = False
+    collectives_per_unit: int = 1
+    recomputes_core_only: bool = False
+    shard_ranks_max: int | None = None
+
+
+WORKER = Implementation()
+"""Arena's own worker."""
