@@ -47,6 +47,7 @@ class Usual(StrEnum):
     ONE_F_ONE_B = "1f1b over stages"
     NO_ZERO = "replicas without sharding"
     NO_RECOMPUTE = "nothing recomputed"
+    WHOLE_SEQUENCE = "tensor parallelism without sharding the sequence"
 
 
 Level = Feature | Usual
@@ -90,6 +91,8 @@ def levels_of(features: frozenset[Feature]) -> frozenset[Level]:
         usual.add(Usual.NO_ZERO)
     if not features & {Feature.RECOMPUTE_SELECTIVE, Feature.RECOMPUTE_FULL}:
         usual.add(Usual.NO_RECOMPUTE)
+    if Feature.TENSOR_PARALLEL in features and Feature.SEQUENCE_PARALLEL not in features:
+        usual.add(Usual.WHOLE_SEQUENCE)
     return features | usual
 
 

@@ -32,6 +32,7 @@ ONE_OF = (
     among(Feature.ZERO_1, Feature.ZERO_2, Feature.ZERO_3, Usual.NO_ZERO)
     | among(Feature.RECOMPUTE_SELECTIVE, Feature.RECOMPUTE_FULL, Usual.NO_RECOMPUTE)
     | among(Feature.GPIPE, Feature.INTERLEAVED, Usual.ONE_F_ONE_B)
+    | among(Feature.SEQUENCE_PARALLEL, Usual.WHOLE_SEQUENCE)
 )
 # Interleaved stages have the same replicas; so have stages of different degrees only from five ranks on.
 BY_RULE = {frozenset({Feature.INTERLEAVED, Feature.MIXED_DP})}
