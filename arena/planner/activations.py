@@ -26,6 +26,7 @@ ONLY_NONE: Modes = frozenset({Recompute.NONE})
 ONLY_RECOMPUTED: Modes = frozenset({Recompute.SELECTIVE, Recompute.FULL})
 
 _FLOAT, _INDEX, _FLAG = 4, 8, 1
+_SCORES = frozenset({"softmax of scores", "mask of weights", "dropped weights"})
 RANDOM_BYTES = 24
 """Bytes in use at once for each element that dropout draws a number for: three int64 values of its hash."""
 
@@ -57,6 +58,11 @@ class Kept:
     element_bytes: int | None = None
     modes: Modes = ALWAYS
 
+    @property
+    def is_score(self) -> bool:
+        """Whether it is as large as the attention scores."""
+        return self.name in _SCORES
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operators:
@@ -65,15 +71,18 @@ class Operators:
     Args:
         has_fused_rms_norm: CUDA's RMSNorm keeps its input and one number per position; where there is none (CPU),
             it is composed of others that keep the input and the normalised input, both in fp32.
+        stores_scores: Attention without a fused kernel keeps its softmax, a dropout mask and the dropped weights
+            (Korthikanti et al. 2022: 5 bytes for each score in 16 bit).
     """
 
     has_fused_rms_norm: bool
+    stores_scores: bool = False
 
 
 def kept_by_layer(spec: ModelSpec, operators: Operators) -> tuple[Kept, ...]:
     """Return what one transformer layer keeps."""
     if spec.family is ModelFamily.BERT:
-        return tuple(_post_norm_layer(spec))
+        return tuple(_post_norm_layer(spec, operators))
     return tuple(_pre_norm_layer(spec, operators))
 
 
@@ -172,7 +181,7 @@ def _pre_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     yield _kept("layer input", stream, Spread.SEQUENCE, modes=ONLY_RECOMPUTED)
     yield from _norm("attn_norm", spec, operators, ONLY_NONE)
     yield _kept("attention input", stream, Spread.WHOLE, modes=ONLY_NONE)
-    yield from _attention(spec)
+    yield from _attention(spec, operators)
     yield from _dropout("attention", spec, stream, ONLY_NONE)
     yield from _norm("mlp_norm", spec, operators, UNLESS_FULL)
     if spec.family is ModelFamily.MOE:
@@ -183,11 +192,11 @@ def _pre_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     yield from _dropout("feed-forward", spec, stream, UNLESS_FULL)
 
 
-def _post_norm_layer(spec: ModelSpec) -> Iterator[Kept]:
+def _post_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     stream = spec.sequence_length * spec.hidden
     yield _kept("layer input", stream, Spread.SEQUENCE, modes=ONLY_RECOMPUTED)
     yield _kept("attention input", stream, Spread.WHOLE, modes=ONLY_NONE)
-    yield from _attention(spec)
+    yield from _attention(spec, operators)
     yield from _dropout("attention", spec, stream, ONLY_NONE)
     yield from _layer_norm("attn_norm", spec, ONLY_NONE)
     yield _kept("feed-forward input", stream, Spread.WHOLE, modes=UNLESS_FULL)
@@ -196,7 +205,7 @@ def _post_norm_layer(spec: ModelSpec) -> Iterator[Kept]:
     yield from _layer_norm("mlp_norm", spec, UNLESS_FULL)
 
 
-def _attention(spec: ModelSpec) -> Iterator[Kept]:
+def _attention(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     positions, head_size = spec.sequence_length, spec.hidden // spec.heads
     stream = positions * spec.hidden
     keys = positions * spec.kv_head_count * head_size
@@ -208,6 +217,12 @@ def _attention(spec: ModelSpec) -> Iterator[Kept]:
     yield _kept("queries", stream, Spread.SPLIT, modes=ONLY_NONE)
     yield _kept("keys and values", 2 * keys, Spread.SPLIT, modes=ONLY_NONE)
     yield _kept("attention output", stream, Spread.SPLIT, modes=ONLY_NONE)
+    weights = spec.heads * positions**2
+    if operators.stores_scores and not is_dropping:
+        yield _kept("softmax of scores", weights, Spread.SPLIT, modes=ONLY_NONE)
+        yield _kept("mask of weights", weights, Spread.SPLIT, element_bytes=_FLAG, modes=ONLY_NONE)
+        yield _kept("dropped weights", weights, Spread.SPLIT, modes=ONLY_NONE)
+        return
     if not is_dropping:
         if spec.family in SWIGLU_FAMILIES:
             # Rotated queries lie head by head, and so does the output; joining the heads copies it.
@@ -215,7 +230,6 @@ def _attention(spec: ModelSpec) -> Iterator[Kept]:
         sums = spec.heads * positions
         yield _kept("log-sums of scores", sums, Spread.SPLIT, element_bytes=_FLOAT, modes=ONLY_NONE)
         return
-    weights = spec.heads * positions**2
     yield _kept("softmax of scores", weights, Spread.SPLIT, element_bytes=_FLOAT, modes=ONLY_NONE)
     yield _kept("mask of weights", weights, Spread.SPLIT, element_bytes=_FLAG, modes=ONLY_NONE)
     yield _kept("dropped weights", weights, Spread.SPLIT, modes=ONLY_NONE)

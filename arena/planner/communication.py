@@ -1,8 +1,10 @@
 """Alpha-beta times of collectives and sends over a node's links and the network. Pure: no I/O, no clock.
 
 A collective of n ranks over B bytes moves (n - 1) / n x B per rank and direction for a gather or a scatter, twice that
-for an all-reduce, and pays log2(n) latencies for each of its halves. Across nodes it is hierarchical: scatter inside
-the node, all-reduce of the shards across nodes, gather inside.
+for an all-reduce. Across nodes it is hierarchical: scatter inside the node, all-reduce of the shards across nodes,
+gather inside. Every collective pays some link latencies whatever its ranks (measured: 45 us on 2 as on 8 A100s), and
+then an all-reduce goes through trees (log2(n) latencies for each half), a gather or scatter round a ring (n - 1 hops).
+Links reach a share of their nominal bandwidth, see ``arena.planner.calibration``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
+from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Floats
 
 
@@ -33,11 +36,13 @@ class Ring:
         gather_s_per_byte: Of a gather or reduce-scatter, by its bytes in all.
         exchange_s_per_byte: Of an all-to-all, by the bytes that each rank has.
         latency_s: Of one half of an all-reduce.
+        ring_latency_s: Of a gather or a reduce-scatter.
     """
 
     gather_s_per_byte: Floats
     exchange_s_per_byte: Floats
     latency_s: Floats
+    ring_latency_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class Links:
     Args:
         tensor: Tensor-parallel ranks.
         data: Replicas of a stage.
+        shard: Replicas that ZeRO divides state over.
         expert: Replicas that spread experts among them.
         expert_data: Replicas that hold the same experts.
         pipeline: Sends between stages.
@@ -54,33 +60,54 @@ class Links:
 
     tensor: Ring
     data: Ring
+    shard: Ring
     expert: Ring
     expert_data: Ring
     pipeline: Tier
 
 
-def links_of(gpu_type: GpuType, group: GpuGroup, candidates: Candidates) -> Links:
-    """Return the links of a group whose ranks are laid over its nodes in order."""
+def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
+    """Return the links inside a node and between nodes, by what they reach."""
     inside = Tier(
-        bandwidth_bytes_per_s=gpu_type.link_bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s=calibration.link_share * gpu_type.link_bandwidth_bytes_per_s,
         latency_s=gpu_type.link_latency_s,
     )
     across = Tier(
-        bandwidth_bytes_per_s=gpu_type.network_bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s=calibration.network_share * gpu_type.network_bandwidth_bytes_per_s,
         latency_s=gpu_type.network_latency_s,
     )
+    return inside, across
+
+
+def links_of(
+    gpu_type: GpuType,
+    group: GpuGroup,
+    candidates: Candidates,
+    *,
+    shard_ranks_max: int | None = None,
+    calibration: Calibration = CALIBRATION,
+) -> Links:
+    """Return the links of a group whose ranks are laid over its nodes in order."""
+    inside, across = tiers_of(gpu_type, calibration)
+
+    def ring(ranks: Floats, nodes: Floats) -> Ring:
+        return _ring(inside, across, ranks, nodes, calibration)
 
     nodes = _nodes_spanned(group, candidates)
     dp, tp = candidates.dp.astype(np.float64), candidates.tp.astype(np.float64)
-    data = _ring(inside, across, dp, nodes)
-    expert, expert_data = _ring(inside, across, np.ones_like(tp), np.ones_like(tp)), data
+    data = shard = ring(dp, nodes)
+    if shard_ranks_max is not None:
+        sharers = np.minimum(dp, shard_ranks_max)
+        shard = ring(sharers, np.ceil(nodes * sharers / dp))
+    expert, expert_data = ring(np.ones_like(tp), np.ones_like(tp)), data
     if np.any(candidates.expert_parallel > 1):
         ep = np.broadcast_to(candidates.expert_parallel[:, None], dp.shape).astype(np.float64)
-        expert = _ring(inside, across, ep, np.ceil(nodes * ep / dp))
-        expert_data = _ring(inside, across, dp / ep, nodes)
+        expert = ring(ep, np.ceil(nodes * ep / dp))
+        expert_data = ring(dp / ep, nodes)
     return Links(
-        tensor=_ring(inside, across, tp, np.ones_like(tp)),
+        tensor=ring(tp, np.ones_like(tp)),
         data=data,
+        shard=shard,
         expert=expert,
         expert_data=expert_data,
         pipeline=inside if group.node_count == 1 else across,
@@ -89,13 +116,14 @@ def links_of(gpu_type: GpuType, group: GpuGroup, candidates: Candidates) -> Link
 
 def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
     """Seconds of ``count`` collectives that gather (or reduce-scatter) ``size_bytes`` in all."""
-    seconds: Floats = size_bytes * ring.gather_s_per_byte + count * ring.latency_s
+    seconds: Floats = size_bytes * ring.gather_s_per_byte + count * ring.ring_latency_s
     return seconds
 
 
 def all_reduce_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
     """Seconds of ``count`` collectives that sum ``size_bytes`` in all over the ranks."""
-    return 2.0 * all_gather_s(ring, size_bytes, count)
+    seconds: Floats = 2.0 * (size_bytes * ring.gather_s_per_byte + count * ring.latency_s)
+    return seconds
 
 
 def all_to_all_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
@@ -110,17 +138,22 @@ def send_s(tier: Tier, size_bytes: Floats, count: Floats | float = 1.0) -> Float
     return seconds
 
 
-def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats) -> Ring:
+def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, calibration: Calibration) -> Ring:
     nodes = np.minimum(node_count, rank_count)
     local = np.ceil(rank_count / nodes)
     # Of an exchange, the share that goes to other nodes takes the network.
     local_share, node_share = (local - 1.0) / local, (nodes - 1.0) / nodes
+    start_s = calibration.collective_latencies * np.where(nodes > 1, across.latency_s, inside.latency_s)
+    start_s = np.where(rank_count > 1, start_s, 0.0)
+    hops_s = (local - 1.0) * inside.latency_s + (nodes - 1.0) * across.latency_s
     return Ring(
         gather_s_per_byte=local_share / inside.bandwidth_bytes_per_s
         + node_share / local / across.bandwidth_bytes_per_s,
         exchange_s_per_byte=local_share / nodes / inside.bandwidth_bytes_per_s
         + node_share / across.bandwidth_bytes_per_s,
-        latency_s=np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s,
+        latency_s=0.5 * start_s
+        + calibration.hop_latencies * (np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s),
+        ring_latency_s=start_s + calibration.hop_latencies * hops_s,
     )
 
 

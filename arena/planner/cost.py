@@ -1,17 +1,15 @@
 """The cost model: what a step takes and needs under many plans at once, as arrays. Pure: no I/O, no clock.
 
-A first roofline with alpha-beta communication. What it holds:
-
-* Compute of a unit and micro-batch: the sum over its matrix products of FLOPs / (peak x efficiency(FLOPs)), plus
-  memory traffic of the rest, plus launch latency; backward costs twice forward, recomputation what it runs again.
+* Compute of a unit and micro-batch: see ``arena.planner.compute``.
 * Tensor parallelism: two all-reduces a transformer layer in each direction, not overlapped; sequence parallelism does
   each as a reduce-scatter and an all-gather, which move as much.
 * Expert parallelism: two exchanges a layer in each direction, tokens there and results back; loads are taken as even.
-* Pipeline (stages may differ): sum of the stage times + (m - 1) x the slowest, divided warm-up when interleaved.
-* Data parallelism: one synchronisation after a stage's last backward, not overlapped with compute, hierarchical
-  across nodes. The step ends at the maximum over stages of (when the stage drains + its synchronisation); stage i
-  drains while the earlier ones still run backward. ZeRO-2 and ZeRO-3 scatter gradients in every micro-batch, ZeRO-3
-  gathers a stage's weights twice in each.
+* Pipeline (stages may differ): sum of the stage times + (m - 1) x the slowest, divided warm-up when interleaved. A part
+  of the sends runs beside computing.
+* Data parallelism: one synchronisation after a stage's last backward, hierarchical across nodes. The step ends at the
+  maximum over stages of (when the stage drains + its synchronisation); stage i drains while the earlier ones still run
+  backward. ZeRO-2 and ZeRO-3 scatter gradients in every micro-batch, ZeRO-3 gathers a stage's weights twice in each.
+  What of this overlaps with computing is the program's doing: see ``arena.planner.implementation``.
 * Memory of each stage: see ``arena.planner.memory``.
 
 Shapes: n candidates, p the deepest pipeline among them, v the most chunks of a stage; ``[n]`` and ``[n, p]`` arrays,
@@ -28,13 +26,15 @@ import numpy as np
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
+from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Floats
 from arena.planner.communication import Links, all_gather_s, all_reduce_s, all_to_all_s, links_of, send_s
 from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
 from arena.planner.holdings import Holdings, holdings, state_bytes
+from arena.planner.implementation import WORKER, Implementation
 from arena.planner.memory import memory_by_stage, operators_of
 from arena.planner.model import ModelCost, Part, model_cost
-from arena.planner.pipeline import pipeline_time_s, step_end_s
+from arena.planner.pipeline import BACKWARD_SHARE, pipeline_time_s, step_end_s
 
 MODELLED_RELATIVE_ERROR = 0.3
 """Expected error of an estimate without any measurement: an assumption until profiles say better."""
@@ -70,40 +70,124 @@ class _StageTimes:
         return total
 
 
-def evaluate(train: TrainSpec, gpu_type: GpuType, group: GpuGroup, candidates: Candidates) -> Estimates:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """A step's time, ``[n]``, and what it is made of."""
+
+    stages: _StageTimes
+    pipeline_s: Floats
+    sync_s: Floats
+    iter_time_s: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What times depend on beside the candidates."""
+
+    model: ModelCost
+    train: TrainSpec
+    gpu_type: GpuType
+    implementation: Implementation
+    calibration: Calibration
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of an element of the gradients that replicas exchange."""
+        return self.implementation.gradient_bytes or state_bytes(self.train).gradients
+
+    def exposed_s(self, busy_s: Floats, hidden_behind_s: Floats) -> Floats:
+        """Return what collectives add to the computing that they run beside."""
+        rest_s = busy_s - self.calibration.hiding_share * hidden_behind_s
+        exposed: Floats = np.maximum(rest_s, self.calibration.unhidden_share * busy_s)
+        return exposed
+
+
+def evaluate(
+    train: TrainSpec,
+    gpu_type: GpuType,
+    group: GpuGroup,
+    candidates: Candidates,
+    *,
+    implementation: Implementation = WORKER,
+    calibration: Calibration = CALIBRATION,
+) -> Estimates:
     """Predict time and memory of every candidate on a group of one GPU type."""
-    model = model_cost(train.model, operators_of(gpu_type))
-    links = links_of(gpu_type, group, candidates)
-    held = holdings(model, candidates)
-    stages = _stage_times(model, train, gpu_type, candidates, links=links, held=held)
-    pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
-    sync_s = _sync_s(model, train, candidates, links, held)
-    update_s = _update_s(gpu_type, candidates, held)
-    iter_time_s = step_end_s(pipeline_s, stages.total_s, sync_s + update_s)
+    setting = _setting(train, gpu_type, implementation, calibration)
+    held = holdings(setting.model, candidates)
+    step = _step(setting, group, candidates, held)
     return Estimates(
-        iter_time_s=iter_time_s,
-        breakdown_s=_breakdown(stages, pipeline_s, sync_s, iter_time_s, candidates),
-        memory_bytes_by_stage=memory_by_stage(model, train, gpu_type, candidates, held).total,
+        iter_time_s=step.iter_time_s,
+        breakdown_s=_breakdown(step, candidates),
+        memory_bytes_by_stage=memory_by_stage(setting.model, train, gpu_type, candidates, held).total,
         relative_error=np.full(len(candidates), MODELLED_RELATIVE_ERROR),
-        usd_per_step=iter_time_s * group.gpu_count * gpu_type.usd_per_hour / 3600.0,
+        usd_per_step=step.iter_time_s * group.gpu_count * gpu_type.usd_per_hour / 3600.0,
     )
 
 
-def _stage_times(
-    model: ModelCost,
+def iter_times_s(
     train: TrainSpec,
     gpu_type: GpuType,
+    group: GpuGroup,
     candidates: Candidates,
     *,
-    links: Links,
-    held: Holdings,
-) -> _StageTimes:
+    implementation: Implementation = WORKER,
+    calibration: Calibration = CALIBRATION,
+) -> Floats:
+    """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in half the time."""
+    setting = _setting(train, gpu_type, implementation, calibration)
+    return _step(setting, group, candidates, holdings(setting.model, candidates)).iter_time_s
+
+
+def _setting(train: TrainSpec, gpu_type: GpuType, implementation: Implementation, calibration: Calibration) -> _Setting:
+    return _Setting(
+        model=model_cost(train.model, operators_of(gpu_type, implementation)),
+        train=train,
+        gpu_type=gpu_type,
+        implementation=implementation,
+        calibration=calibration,
+    )
+
+
+def _step(setting: _Setting, group: GpuGroup, candidates: Candidates, held: Holdings) -> _Step:
+    implementation = setting.implementation
+    links = links_of(
+        setting.gpu_type,
+        group,
+        candidates,
+        shard_ranks_max=implementation.shard_ranks_max,
+        calibration=setting.calibration,
+    )
+    stages = _stage_times(setting, candidates, links=links, held=held)
+    pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
+    sync_s = _sync_s(setting, candidates, links, held)
+    if implementation.overlaps_gradients:
+        sync_s = setting.exposed_s(sync_s, BACKWARD_SHARE * stages.compute_s)
+    update_s = _update_s(setting.gpu_type, candidates, held)
+    return _Step(
+        stages=stages,
+        pipeline_s=pipeline_s,
+        sync_s=sync_s,
+        iter_time_s=step_end_s(pipeline_s, stages.total_s, sync_s + update_s),
+    )
+
+
+def _stage_times(setting: _Setting, candidates: Candidates, *, links: Links, held: Holdings) -> _StageTimes:
+    model, train, implementation = setting.model, setting.train, setting.implementation
+    compute_s = stage_compute_s(
+        model,
+        train,
+        setting.gpu_type,
+        candidates,
+        implementation=implementation,
+        calibration=setting.calibration,
+    )
+    shard_s = _shard_s(setting, candidates, links, held)
     return _StageTimes(
-        compute_s=stage_compute_s(model, train, gpu_type, candidates),
+        compute_s=compute_s,
         tensor_s=_tensor_s(model, train, candidates, links),
         expert_s=_expert_s(model, train, candidates, links),
-        shard_s=_shard_s(model, train, candidates, links, held),
-        send_s=_send_s(model, train, candidates, links),
+        shard_s=setting.exposed_s(shard_s, compute_s) if implementation.overlaps_shards else shard_s,
+        send_s=setting.calibration.send_exposed_share * _send_s(model, train, candidates, links),
     )
 
 
@@ -145,25 +229,38 @@ def _expert_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links:
     return all_to_all_s(links.expert, passes * size_bytes, 2.0 * passes * layers)
 
 
-def _shard_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+def _shard_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings) -> Floats:
     """Return the scatters of gradients (ZeRO-2 and 3) and gathers of weights (ZeRO-3) of one micro-batch."""
     zero = candidates.zero[:, None]
     if not np.any(zero >= 2):
         return np.zeros((len(candidates), candidates.depth))
-    each = state_bytes(train)
-    units = candidates.sums(model.cumulative(np.ones(len(model.parts)))[None])
-    scatter_s = _halves_s(links, held, each.gradients, units)
-    gather_s = 2.0 * _halves_s(links, held, ELEMENT_BYTES[train.precision], units)
+    units = _collectives(setting, candidates)
+    scatter_s = _halves_s(links, held, setting.gradient_bytes, units)
+    gather_s = 2.0 * _halves_s(links, held, ELEMENT_BYTES[setting.train.precision], units)
     seconds: Floats = np.where(zero >= 2, scatter_s, 0.0) + np.where(zero == 3, gather_s, 0.0)
     return seconds
 
 
+def _collectives(setting: _Setting, candidates: Candidates) -> Floats:
+    """Return in how many collectives a stage's parameters go, ``[n, p]``."""
+    units = candidates.sums(setting.model.cumulative(np.ones(len(setting.model.parts)))[None])
+    return units * setting.implementation.collectives_per_unit
+
+
 def _halves_s(links: Links, held: Holdings, bytes_each: float, count: Floats | float) -> Floats:
-    """Return the time to gather (or to reduce-scatter) all parameters of a rank among those that have them too."""
-    dense_s = all_gather_s(links.data, held.dense * bytes_each, count)
+    """Return the time to gather (or to reduce-scatter) all parameters of a rank among those that divide them."""
+    dense_s = all_gather_s(links.shard, held.dense * bytes_each, count)
     if not np.any(held.expert):
         return dense_s
     return dense_s + all_gather_s(links.expert_data, held.expert * bytes_each, count)
+
+
+def _whole_s(links: Links, held: Holdings, bytes_each: float) -> Floats:
+    """Return the time to sum all gradients of a rank over the replicas."""
+    dense_s = all_reduce_s(links.data, held.dense * bytes_each)
+    if not np.any(held.expert):
+        return dense_s
+    return dense_s + all_reduce_s(links.expert_data, held.expert * bytes_each)
 
 
 def _send_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
@@ -180,17 +277,19 @@ def _send_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: L
     return send_s(links.pipeline, sizes / candidates.sequence_divisor, candidates.by_cut(counts))
 
 
-def _sync_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+def _sync_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings) -> Floats:
     """Gradient synchronisation of each stage after its last micro-batch.
 
     An all-reduce without sharding. Sharding works unit by unit, so it pays a latency for each: ZeRO-1 scatters
-    gradients and gathers weights, ZeRO-2 has only the gathering left, ZeRO-3 nothing.
+    gradients and gathers weights, ZeRO-2 has only the gathering left, ZeRO-3 nothing. Where fewer ranks share state
+    than there are replicas, gradients are summed over all of them first.
     """
-    each, zero = state_bytes(train), candidates.zero[:, None]
-    units = candidates.sums(model.cumulative(np.ones(len(model.parts)))[None])
-    whole_s = 2.0 * _halves_s(links, held, each.gradients, 1.0)
-    scatter_s = _halves_s(links, held, each.gradients, units)
-    gather_s = _halves_s(links, held, each.weights, units)
+    zero = candidates.zero[:, None]
+    units = _collectives(setting, candidates)
+    whole_s = _whole_s(links, held, setting.gradient_bytes)
+    is_divided_by_all = setting.implementation.shard_ranks_max is None
+    scatter_s = _halves_s(links, held, setting.gradient_bytes, units) if is_divided_by_all else whole_s
+    gather_s = _halves_s(links, held, state_bytes(setting.train).weights, units)
     sync_s = np.select([zero == 0, zero == 1, zero == 2], [whole_s, scatter_s + gather_s, gather_s], 0.0)
     return np.where(candidates.stage_mask, sync_s, 0.0)
 
@@ -200,16 +299,15 @@ def _update_s(gpu_type: GpuType, candidates: Candidates, held: Holdings) -> Floa
     return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / gpu_type.memory_bandwidth_bytes_per_s
 
 
-def _breakdown(
-    stages: _StageTimes, pipeline_s: Floats, sync_s: Floats, iter_time_s: Floats, candidates: Candidates
-) -> dict[str, Floats]:
+def _breakdown(step: _Step, candidates: Candidates) -> dict[str, Floats]:
     """Split the step along its busiest stage; what is left over is the update that nothing hides."""
+    stages, pipeline_s = step.stages, step.pipeline_s
     rows = np.arange(len(candidates))
     busy_s = candidates.micro_batch_count * stages.total_s
     busiest = busy_s.argmax(axis=1)
     count = np.broadcast_to(candidates.micro_batch_count, busy_s.shape)[rows, busiest]
-    exposed_s = iter_time_s - pipeline_s
-    data_s = np.minimum(sync_s.max(axis=1), exposed_s)
+    exposed_s = step.iter_time_s - pipeline_s
+    data_s = np.minimum(step.sync_s.max(axis=1), exposed_s)
     return {
         "compute": count * stages.compute_s[rows, busiest],
         "tensor_parallel": count * stages.tensor_s[rows, busiest],

@@ -38,6 +38,7 @@ from arena.planner.holdings import (
     holdings,
     state_on_rank,
 )
+from arena.planner.implementation import WORKER, Attention, Implementation
 from arena.planner.model import ModelCost, Part, model_cost
 from arena.units import GIB, MIB
 
@@ -83,14 +84,19 @@ class Memory:
         return peak
 
 
-def operators_of(gpu_type: GpuType) -> Operators:
+def operators_of(gpu_type: GpuType, implementation: Implementation = WORKER) -> Operators:
     """Return what the operators of a device keep."""
-    return Operators(has_fused_rms_norm=gpu_type.name != "cpu")
+    return Operators(
+        has_fused_rms_norm=gpu_type.name != "cpu",
+        stores_scores=implementation.attention is Attention.STORED,
+    )
 
 
-def memory_of_plan(train: TrainSpec, plan: ParallelPlan, gpu_type: GpuType) -> Memory:
+def memory_of_plan(
+    train: TrainSpec, plan: ParallelPlan, gpu_type: GpuType, implementation: Implementation = WORKER
+) -> Memory:
     """Return what one plan of any form needs, ``[1, stages]``."""
-    model = model_cost(train.model, operators_of(gpu_type))
+    model = model_cost(train.model, operators_of(gpu_type, implementation))
     candidates = candidate_of(plan, train.global_batch)
     return memory_by_stage(model, train, gpu_type, candidates, holdings(model, candidates))
 

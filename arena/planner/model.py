@@ -61,12 +61,23 @@ class ParameterCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A matrix product or convolution of the forward pass."""
+    """A matrix product or convolution of the forward pass.
+
+    Args:
+        inner, outer: Columns that it sums over and columns that it makes, all ranks together; 0 where it is no product
+            with a weight.
+        splits_inner: Tensor parallelism divides the columns that it sums over, not those that it makes.
+        head_size: Of the attention scores and their product with the values; 0 elsewhere.
+    """
 
     flops_per_sample: float
     spread: Spread = Spread.SPLIT
     is_expert: bool = False
     is_attention: bool = False
+    inner: int = 0
+    outer: int = 0
+    splits_inner: bool = False
+    head_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +244,7 @@ def _layer(model: ModelSpec, parameters: ParameterCounts, operators: Operators) 
     kernels = 20 if model.family in SWIGLU_FAMILIES else 14
     return Part(
         parameters=parameters,
-        products=(*_attention_products(model), *_feed_forward_products(model)),
+        products=(*_attention_products(model, operators), *_feed_forward_products(model)),
         kept=kept_by_layer(model, operators),
         working=working_sets(model),
         kernel_count=kernels + 12 * is_mixture,
@@ -256,15 +267,17 @@ def _layer(model: ModelSpec, parameters: ParameterCounts, operators: Operators) 
     )
 
 
-def _attention_products(model: ModelSpec) -> Iterator[Product]:
+def _attention_products(model: ModelSpec, operators: Operators) -> Iterator[Product]:
     positions, hidden = model.sequence_length, model.hidden
     keys = model.kv_head_count * (hidden // model.heads)
-    for width in (hidden, keys, keys, hidden):
-        yield Product(flops_per_sample=2.0 * positions * hidden * width, is_attention=True)
+    # Queries, keys and values are one product.
+    for inner, outer, is_last in ((hidden, hidden + 2 * keys, False), (hidden, hidden, True)):
+        flops = 2.0 * positions * inner * outer
+        yield Product(flops_per_sample=flops, is_attention=True, inner=inner, outer=outer, splits_inner=is_last)
     # Fused kernels skip the half of the scores that a causal mask hides.
-    is_halved = model.family in _CAUSAL and not model.attention_dropout
-    scores = 4.0 * positions**2 * hidden
-    yield Product(flops_per_sample=scores / 2.0 if is_halved else scores, is_attention=True)
+    is_halved = model.family in _CAUSAL and not (model.attention_dropout or operators.stores_scores)
+    scores = 4.0 * positions**2 * hidden / (2.0 if is_halved else 1.0)
+    yield Product(flops_per_sample=scores, is_attention=True, head_size=hidden // model.heads)
 
 
 def _feed_forward_products(model: ModelSpec) -> Iterator[Product]:
@@ -274,8 +287,11 @@ def _feed_forward_products(model: ModelSpec) -> Iterator[Product]:
         router = 2.0 * positions * hidden * (model.expert_count or 0)
         yield Product(flops_per_sample=router, spread=Spread.SEQUENCE)
     copies = model.experts_per_token if is_mixture else 1
-    for _ in range(3 if model.family in SWIGLU_FAMILIES else 2):
-        yield Product(flops_per_sample=2.0 * positions * copies * hidden * model.ffn_width, is_expert=is_mixture)
+    width = model.ffn_width
+    ups = 2 if model.family in SWIGLU_FAMILIES else 1
+    for inner, outer, is_down in ((hidden, ups * width, False), (width, hidden, True)):
+        flops = 2.0 * positions * copies * inner * outer
+        yield Product(flops_per_sample=flops, is_expert=is_mixture, inner=inner, outer=outer, splits_inner=is_down)
 
 
 def _ending(model: ModelSpec, parameters: ParameterCounts, operators: Operators) -> Part:
@@ -286,7 +302,9 @@ def _ending(model: ModelSpec, parameters: ParameterCounts, operators: Operators)
     if model.family is ModelFamily.VIT:
         return _class_end(model, parameters, kept_by_ending(model, operators), model.hidden)
     # BERT computes the logits of all positions, also of those that its loss leaves out.
-    products.append(Product(flops_per_sample=2.0 * stream * model.vocab_size))
+    products.append(
+        Product(flops_per_sample=2.0 * stream * model.vocab_size, inner=model.hidden, outer=model.vocab_size)
+    )
     return Part(
         parameters=parameters,
         products=tuple(products),

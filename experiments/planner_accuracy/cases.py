@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from pydantic import ValidationError
 
@@ -232,7 +233,7 @@ def _stage_layers(row: MeasuredRow, layers: int, pp: int) -> tuple[int, ...]:
     listed: list[int] = []
     if found := re.search(r"layer partition \[([\d\s]+)\]", row.note):
         bounds = [int(bound) for bound in found[1].split()]
-        listed = [last - first for first, last in zip(bounds, bounds[1:], strict=False)]
+        listed = [last - first for first, last in pairwise(bounds)]
     elif found := re.search(r"layers/stage \[([\d,\s]+)\]", row.note):
         listed = [int(count) for count in found[1].split(",")]
     ends, odd = divmod(sum(listed) - layers, 2)
@@ -261,7 +262,10 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
     """Return what the row's words say of the program; fully sharded data parallelism overlaps, plain does not."""
     words = row.zero_or_fsdp
     is_fsdp = "fsdp" in words
-    is_flash = any(name in row.attention_impl.lower() for name in ("flash", "te", "sdpa"))
+    # Where nothing is said, programs that shard fully are PyTorch's own, which has a fused kernel.
+    is_flash = any(
+        name in (row.attention_impl.lower() or words) for name in ("flash", "sdpa", "fsdp")
+    ) or row.attention_impl.startswith("TE")
     within = re.search(r"within (\d+)", words)
     # Pure 16-bit training and plain fp16 reduce gradients as they come, bf16 with fp32 masters in fp32.
     in_half = train.precision == "fp16" or "pure" in row.precision.lower()

@@ -81,9 +81,10 @@ class MeasuredRow:
 
     @property
     def has_complete_plan(self) -> bool:
-        """Whether everything that says how the run was laid out is stated."""
-        plan = (self.num_gpus, self.global_batch, self.micro_batch, self.dp, self.tp, self.pp, self.seq_len)
-        return all(value is not None for value in plan)
+        """Whether the model's shape and everything that says how the run was laid out are stated."""
+        plan = (self.num_gpus, self.global_batch, self.micro_batch, self.dp, self.tp, self.pp)
+        shape = (self.layers, self.hidden, self.heads, self.vocab, self.seq_len)
+        return all(value is not None for value in (*plan, *shape))
 
 
 def source_name(source: str) -> str:
