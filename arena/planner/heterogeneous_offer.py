@@ -1,0 +1,171 @@
+"""What a heterogeneous search is asked and what it answers, as frozen values. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from arena.domain.cluster import GpuType
+from arena.domain.grid import Estimate
+from arena.domain.parallel import ParallelPlan
+from arena.domain.reason import Reason
+from arena.errors import SpecError
+from arena.planner.communication import Tier
+
+PartKey = tuple[str, str]
+"""GPU type and zone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """GPUs of one type in one zone, in nodes that are alike."""
+
+    gpu_type: GpuType
+    gpu_count: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.gpu_count < 1 or self.gpus_per_node < 1:
+            raise SpecError(
+                "an offer holds at least one GPU in nodes of at least one",
+                why=f"{self.gpu_type.name}: {self.gpu_count} GPUs in nodes of {self.gpus_per_node}",
+            )
+
+    @property
+    def node_count(self) -> int:
+        """Nodes, the last one perhaps not whole."""
+        return -(-self.gpu_count // self.gpus_per_node)
+
+
+Offer = Mapping[PartKey, Offered]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneLinks:
+    """What lies between zones, by pair (either order). Inside a zone the network of the GPU types counts.
+
+    Args:
+        tiers: Bandwidth per GPU and direction, latency.
+        usd_per_byte: Price of what crosses; free where it is not named.
+    """
+
+    tiers: Mapping[tuple[str, str], Tier] = field(default_factory=dict)
+    usd_per_byte: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def tier(self, one: str, other: str) -> Tier:
+        """Return the link between two zones.
+
+        Raises:
+            SpecError: Nobody said.
+        """
+        found = self.tiers.get((one, other)) or self.tiers.get((other, one))
+        if found is None:
+            known = ", ".join(sorted("-".join(pair) for pair in self.tiers)) or "none"
+            raise SpecError(f"no link between zones {one} and {other}", why=f"known: {known}", fix="name its bandwidth")
+        return found
+
+    def price(self, one: str, other: str) -> float:
+        """Return dollars per byte between two zones."""
+        return self.usd_per_byte.get((one, other), self.usd_per_byte.get((other, one), 0.0))
+
+
+class Objective(StrEnum):
+    """What is made small."""
+
+    THROUGHPUT = "throughput"
+    COST = "cost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What a plan must keep to; None where anything goes.
+
+    Args:
+        usd_per_step_max: Budget of an iteration, transfers included.
+        steps_per_s_min: Least throughput.
+        deadline_s: Time in which ``steps`` have to be done.
+        steps: Steps to do before the deadline.
+    """
+
+    usd_per_step_max: float | None = None
+    steps_per_s_min: float | None = None
+    deadline_s: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.usd_per_step_max, self.steps_per_s_min, self.deadline_s, self.steps)
+        if any(value is not None and not value > 0 for value in given):
+            raise SpecError("constraints are positive numbers", why=f"got {given}")
+        if (self.deadline_s is None) != (self.steps is None):
+            raise SpecError("a deadline needs the number of steps, and the other way round")
+
+    @property
+    def iter_time_s_max(self) -> float:
+        """Longest step that throughput and deadline allow."""
+        least = 1.0 / self.steps_per_s_min if self.steps_per_s_min else float("inf")
+        return min(least, self.deadline_s / self.steps if self.deadline_s and self.steps else float("inf"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """Which plans are looked at.
+
+    Args:
+        unequal_micro_batches: Replicas may take unequal numbers of micro-batches, stages unequal numbers of replicas.
+        pp_max, tp_max, micro_batch_max: Bounds of the degrees.
+        recompute: Whether full recomputation is tried where plans do not fit without.
+        allow_unsupported: Offer also what the worker cannot run.
+        gap: Stop when the bound is within this share of the best plan.
+        node_count_max: Nodes of the branch and bound, at most.
+    """
+
+    unequal_micro_batches: bool = True
+    pp_max: int = 8
+    tp_max: int = 8
+    micro_batch_max: int = 16
+    recompute: bool = True
+    allow_unsupported: bool = False
+    gap: float = 0.005
+    node_count_max: int = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """How much was looked at."""
+
+    tables: int = 0
+    nodes: int = 0
+    mixes: int = 0
+    judged: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeterogeneousResult:
+    """The best plan found, and what is certain about all others.
+
+    Args:
+        plan, estimate: None where nothing fits; ``reasons`` then say why.
+        score: What was made small, of this plan: seconds, dollars, or price minus value.
+        bound: No plan of the space has a smaller score.
+        transfer_usd_per_step: Of ``estimate.usd_per_step``, what crosses zones.
+    """
+
+    plan: ParallelPlan | None
+    estimate: Estimate | None
+    score: float
+    bound: float
+    transfer_usd_per_step: float = 0.0
+    statistics: Statistics = Statistics()
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """Share by which the score could at most be better."""
+        if self.plan is None:
+            return 0.0
+        return max(0.0, (self.score - self.bound) / abs(self.score)) if self.score else 0.0
+
+
+Value = Callable[[float], float]
+"""Worth of a step time, in the unit of the prices; it does not rise with the time."""
