@@ -4,7 +4,7 @@ A collective of n ranks over B bytes moves (n - 1) / n x B per rank and directio
 for an all-reduce. Across nodes it is hierarchical: scatter inside the node, all-reduce of the shards across nodes,
 gather inside. Every collective pays some link latencies whatever its ranks (measured: 45 us on 2 as on 8 A100s), and
 then an all-reduce goes through trees (log2(n) latencies for each half), a gather or scatter round a ring (n - 1 hops).
-Links reach a share of their nominal bandwidth, see ``arena.planner.calibration``.
+Links reach a share of their nominal bandwidth, networks of many nodes a smaller one, see ``arena.planner.calibration``.
 """
 
 from __future__ import annotations
@@ -143,14 +143,15 @@ def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, ca
     local = np.ceil(rank_count / nodes)
     # Of an exchange, the share that goes to other nodes takes the network.
     local_share, node_share = (local - 1.0) / local, (nodes - 1.0) / nodes
+    crowded = 1.0 + calibration.network_crowding * np.log2(nodes)
     start_s = calibration.collective_latencies * np.where(nodes > 1, across.latency_s, inside.latency_s)
     start_s = np.where(rank_count > 1, start_s, 0.0)
     hops_s = (local - 1.0) * inside.latency_s + (nodes - 1.0) * across.latency_s
     return Ring(
         gather_s_per_byte=local_share / inside.bandwidth_bytes_per_s
-        + node_share / local / across.bandwidth_bytes_per_s,
+        + node_share * crowded / local / across.bandwidth_bytes_per_s,
         exchange_s_per_byte=local_share / nodes / inside.bandwidth_bytes_per_s
-        + node_share / across.bandwidth_bytes_per_s,
+        + node_share * crowded / across.bandwidth_bytes_per_s,
         latency_s=0.5 * start_s
         + calibration.hop_latencies * (np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s),
         ring_latency_s=start_s + calibration.hop_latencies * hops_s,

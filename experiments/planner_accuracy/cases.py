@@ -259,7 +259,7 @@ def _recompute(words: str) -> Recompute:
 
 
 def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
-    """Return what the row's words say of the program; fully sharded data parallelism overlaps, plain does not."""
+    """Return what the row's words say of the program: sharding overlaps with computing, plain replicas do not."""
     words = row.zero_or_fsdp
     is_fsdp = "fsdp" in words
     # Where nothing is said, programs that shard fully are PyTorch's own, which has a fused kernel.
@@ -272,7 +272,7 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
     return Implementation(
         attention=Attention.FLASH if is_flash else Attention.STORED,
         gradient_bytes=2.0 if in_half else None,
-        overlaps_gradients=is_fsdp or "distopt" in words,
+        overlaps_gradients=is_fsdp or "distopt" in words or "zero1" in words,
         overlaps_shards=is_fsdp,
         collectives_per_unit=1 if is_fsdp else 12,
         recomputes_core_only=True,

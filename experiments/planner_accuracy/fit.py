@@ -1,0 +1,149 @@
+"""Fits the constants of ``arena.planner.calibration`` again, and scores each source with constants that never saw it.
+
+Two kinds are fitted: what single products and collectives tell (``microbenchmarks``), and what only whole training
+steps tell, by least squares of the logarithm of predicted over measured time with a robust loss. Every source counts
+equally in the sum, whatever its number of rows, up to ``_ROWS_OF_A_VOTE``; constants are kept near their start by a weak
+prior, so that one which the rows say nothing about stays put.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from arena.planner.calibration import CALIBRATION, Calibration, constants
+from arena.planner.candidates import Candidates, candidate_of
+from arena.planner.cost import iter_times_s
+from experiments.planner_accuracy.cases import Case
+from experiments.planner_accuracy.predict import cases_of
+from experiments.planner_accuracy.rows import MeasuredRow, complete, read_rows
+
+Floats = npt.NDArray[np.float64]
+
+FITTED_ON_RUNS = tuple(one.name for one in constants() if "training runs" in one.fitted_on)
+"""Constants that whole steps tell."""
+
+_ROWS_OF_A_VOTE = 20
+_PRIOR_WEIGHT = 0.03
+_OUTLIER = 0.1
+_STEP = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Cases with their plans as arrays, made once."""
+
+    cases: tuple[Case, ...]
+    candidates: tuple[Candidates, ...]
+    weights: Floats
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> Fit:
+        """Return what to fit on: the 16-bit cases with a measured time."""
+        timed = [case for case in cases if case.time_s and case.row.is_sixteen_bit]
+        counts = Counter(case.source for case in timed)
+        weights = [min(1.0, np.sqrt(_ROWS_OF_A_VOTE / counts[case.source])) for case in timed]
+        return cls(
+            cases=tuple(timed),
+            candidates=tuple(candidate_of(case.plan, case.train.global_batch) for case in timed),
+            weights=np.array(weights),
+        )
+
+    def without(self, source: str) -> Fit:
+        """Return the fit without a source."""
+        return Fit.of([case for case in self.cases if case.source != source])
+
+    def log_ratios(self, calibration: Calibration) -> Floats:
+        """Return the logarithm of predicted over measured time of each case."""
+        return np.array(
+            [
+                np.log(_time_s(case, candidates, calibration) / (case.time_s or 1.0))
+                for case, candidates in zip(self.cases, self.candidates, strict=True)
+            ]
+        )
+
+    def best(self, start: Calibration, evaluations_max: int = 8) -> Calibration:
+        """Return the constants that fit best."""
+        first = np.log([getattr(start, name) for name in FITTED_ON_RUNS])
+        prior = np.log([getattr(CALIBRATION, name) for name in FITTED_ON_RUNS])
+
+        def residuals(logs: Floats) -> Floats:
+            rows = self.weights * self.log_ratios(with_logs(start, logs))
+            return np.concatenate((rows, _PRIOR_WEIGHT * (logs - prior)))
+
+        found = least_squares(
+            residuals,
+            first,
+            loss="soft_l1",
+            f_scale=_OUTLIER,
+            diff_step=_STEP,
+            max_nfev=evaluations_max,
+            xtol=1e-3,
+            ftol=1e-3,
+        )
+        return with_logs(start, found.x)
+
+
+def _time_s(case: Case, candidates: Candidates, calibration: Calibration) -> float:
+    times = iter_times_s(
+        case.train,
+        case.gpu_type,
+        case.group,
+        candidates,
+        implementation=case.implementation,
+        calibration=calibration,
+    )
+    return float(times[0])
+
+
+def with_logs(start: Calibration, logs: Floats) -> Calibration:
+    """Return constants with those fitted on runs set by their logarithms."""
+    values = {name: float(np.exp(value)) for name, value in zip(FITTED_ON_RUNS, logs, strict=True)}
+    return replace(start, **values)
+
+
+def leave_one_out(fit: Fit, best: Calibration) -> dict[str, dict[str, float]]:
+    """Return, for each source, its error with constants fitted without it."""
+    found: dict[str, dict[str, float]] = {}
+    for source in dict.fromkeys(case.source for case in fit.cases):
+        blind = fit.without(source).best(best, evaluations_max=4)
+        own = Fit.of([case for case in fit.cases if case.source == source])
+        errors = np.exp(own.log_ratios(blind)) - 1.0
+        found[source] = {
+            "time_mape_pct": float(100.0 * np.abs(errors).mean()),
+            "time_bias_pct": float(100.0 * errors.mean()),
+            "time_count": float(len(errors)),
+        }
+        print(f"without {source[:60]}: {found[source]['time_mape_pct']:.1f} %", flush=True)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fit, and print the constants; with ``--blind`` also score every source with constants that never saw it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path, nargs="+", help="CSV of measured runs")
+    parser.add_argument("--blind", type=Path, help="where the leave-one-source-out errors go (JSON)")
+    options = parser.parse_args(arguments)
+    rows = [row for path in options.measured for row in read_rows(path) if isinstance(row, MeasuredRow)]
+    fit = Fit.of(cases_of(complete(rows))[0])
+    best = fit.best(CALIBRATION)
+    errors = np.abs(np.exp(fit.log_ratios(best)) - 1.0)
+    print(f"{len(errors)} cases, mean absolute error {100.0 * errors.mean():.2f} %")
+    for one in constants(best):
+        print(f"{one.name}: {getattr(CALIBRATION, one.name):.4g} -> {one.value:.4g} {one.unit}")
+    if options.blind is not None:
+        options.blind.write_text(json.dumps(leave_one_out(fit, best), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
