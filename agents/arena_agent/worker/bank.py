@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from arena_agent.worker.collectives import start_part_gather
 from arena_agent.worker.gathers import WeightGathers
 from arena_agent.worker.gradients import GradientSums
 from arena_agent.worker.models.chunk import Chunk
@@ -70,7 +70,8 @@ def _publish(unit: Unit, bucket: Bucket) -> None:
         if bucket.master is not None:
             bucket.unpack(bucket.master.to(unit.weights.dtype), unit.weights)
         return
-    own = bucket.own_values(unit.weights) if bucket.master is None else bucket.master.to(unit.weights.dtype)
-    vector = bucket.packed(unit.weights) if bucket.is_contiguous else unit.weights.new_empty(bucket.length)
-    dist.all_gather_single(vector, own, group=bucket.group)
+    vector = bucket.packed(unit.weights)
+    if bucket.master is not None:
+        vector[bucket.owned.start : bucket.owned.stop].copy_(bucket.master)
+    start_part_gather(vector, bucket.group).wait()
     bucket.unpack(vector, unit.weights)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -156,3 +156,72 @@ def _scatter(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     result = torch.empty_like(parts[0])
     dist.reduce_scatter_single(result, parts.flatten(0, 1), group=group)
     return result
+
+
+class Started(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> object:
+        """Wait until its result is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Messages:
+    """Messages between all pairs of a group.
+
+    Args:
+        works: What to wait for.
+        own: This rank's part, to which the received parts are added.
+        received: The same part from each other rank.
+    """
+
+    works: tuple[dist.Work, ...]
+    own: Tensor
+    received: tuple[Tensor, ...] = ()
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        for part in self.received:
+            self.own.add_(part)
+
+
+def start_part_sum(vector: Tensor, group: dist.ProcessGroup) -> Started:
+    """Start summing each rank's own part of a vector over the ranks, in place; the other parts are used up.
+
+    Parts are equal runs, in rank order. Gloo's own reduce-scatter takes about twice as long as plain messages.
+    """
+    parts = vector.chunk(dist.get_world_size(group))
+    own = parts[dist.get_rank(group)]
+    if not _is_gloo(group):
+        return _required(dist.reduce_scatter_single(own, vector, group=group, async_op=True))
+    received = {rank: torch.empty_like(own) for rank in _others(group)}
+    receives = [dist.irecv(part, group=group, group_src=rank) for rank, part in received.items()]
+    sends = [dist.isend(parts[rank], group=group, group_dst=rank) for rank in received]
+    works = tuple(_required(work) for work in (*receives, *sends))
+    return _Messages(works=works, own=own, received=tuple(received.values()))
+
+
+def start_part_gather(vector: Tensor, group: dist.ProcessGroup) -> Started:
+    """Start bringing every rank's own part of a vector to all ranks, in place; parts as in ``start_part_sum``."""
+    parts = vector.chunk(dist.get_world_size(group))
+    own = parts[dist.get_rank(group)]
+    if not _is_gloo(group):
+        return _required(dist.all_gather_single(vector, own, group=group, async_op=True))
+    receives = [dist.irecv(parts[rank], group=group, group_src=rank) for rank in _others(group)]
+    sends = [dist.isend(own, group=group, group_dst=rank) for rank in _others(group)]
+    return _Messages(works=tuple(_required(work) for work in (*receives, *sends)), own=own)
+
+
+def _is_gloo(group: dist.ProcessGroup) -> bool:
+    return dist.get_backend(group) == dist.Backend.GLOO
+
+
+def _others(group: dist.ProcessGroup) -> list[int]:
+    return [rank for rank in range(dist.get_world_size(group)) if rank != dist.get_rank(group)]
+
+
+def _required(work: dist.Work | None) -> dist.Work:
+    assert work is not None
+    return work

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from arena_agent.worker.collectives import Started, start_part_gather
 from arena_agent.worker.models.chunk import Chunk
 from arena_agent.worker.units import Bucket, Unit
 
@@ -25,7 +25,7 @@ class WeightGathers:
 
     units: Sequence[Unit]
     _whole: set[int] = field(default_factory=set)
-    _under_way: dict[int, list[tuple[Bucket, Tensor, dist.Work | None]]] = field(default_factory=dict)
+    _under_way: dict[int, list[tuple[Bucket, Tensor, Started | None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.units = [unit for unit in self.units if unit.zero == 3]
@@ -77,13 +77,13 @@ class WeightGathers:
         self._under_way[id(unit)] = [_gather(unit, bucket) for bucket in unit.buckets]
 
 
-def _gather(unit: Unit, bucket: Bucket) -> tuple[Bucket, Tensor, dist.Work | None]:
+def _gather(unit: Unit, bucket: Bucket) -> tuple[Bucket, Tensor, Started | None]:
     assert bucket.master is not None
-    own = bucket.master.to(unit.weights.dtype)
     if bucket.group is None:
-        return bucket, own, None
+        return bucket, bucket.master.to(unit.weights.dtype), None
     vector = bucket.packed(unit.weights) if bucket.is_contiguous else unit.weights.new_empty(bucket.length)
-    return bucket, vector, dist.all_gather_single(vector, own, group=bucket.group, async_op=True)
+    vector[bucket.owned.start : bucket.owned.stop].copy_(bucket.master)
+    return bucket, vector, start_part_gather(vector, bucket.group)
 
 
 def _uses(module: nn.Module, unit: Unit) -> bool:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from arena_agent.worker.collectives import Started, start_part_sum
 from arena_agent.worker.units import Bucket, Unit
 
 
@@ -24,7 +25,7 @@ class _Sum:
     bucket: Bucket
     result: Tensor
     operand: Tensor
-    work: dist.Work
+    work: Started
 
     def finish(self) -> None:
         """Wait for it and keep the result."""
@@ -50,8 +51,10 @@ class GradientSums:
     _sums: list[_Sum] = field(default_factory=list)
 
     def attach(self) -> None:
-        """Follow the gradients of all parameters."""
+        """Follow the gradients of all parameters with which something is done before the backward pass ends."""
         for unit in self.units:
+            if _stays_here(unit):
+                continue
             for name, parameter in unit.parameters.items():
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, unit, name))  # type: ignore[no-untyped-call]
 
@@ -145,8 +148,9 @@ class GradientSums:
             self._scatter(bucket, vector)
 
     def _scatter(self, bucket: Bucket, vector: Tensor) -> None:
-        own = vector.new_empty(len(bucket.owned))
-        work = dist.reduce_scatter_single(own, vector, group=bucket.group, async_op=True)
+        assert bucket.group is not None
+        work = start_part_sum(vector, bucket.group)
+        own = vector[bucket.owned.start : bucket.owned.stop]
         self._sums.append(_Sum(bucket=bucket, result=own, operand=vector, work=work))
 
     def _finish_scattered_sums(self) -> None:
@@ -159,6 +163,12 @@ class GradientSums:
                 item.finish()
 
 
+def _stays_here(unit: Unit) -> bool:
+    """Whether autograd adds a unit's gradients up where they belong and nobody else waits for them."""
+    is_added_up = unit.gradients is not None and unit.weights.dtype == torch.float32
+    return is_added_up and all(bucket.group is None for bucket in unit.buckets)
+
+
 def _keep(bucket: Bucket, result: Tensor) -> None:
     """Put the result of a sum where the optimizer finds it."""
     if bucket.gradient is not None:
@@ -168,6 +178,9 @@ def _keep(bucket: Bucket, result: Tensor) -> None:
     assert memory is not None
     if bucket.unit.zero == 0:
         bucket.unpack(result, memory)
+        return
+    if bucket.is_contiguous:
+        # Summed where it is.
         return
     for segment, part, own in bucket.owned_parts():
         memory[segment.start + part.start : segment.start + part.stop].copy_(result[own])

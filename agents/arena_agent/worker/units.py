@@ -87,10 +87,6 @@ class Bucket:
         for part, segment in self.parts(vector):
             memory[segment.start : segment.stop].copy_(part)
 
-    def own_values(self, memory: Tensor) -> Tensor:
-        """Return a copy of the owned part as it is in the unit's memory."""
-        return self.packed(memory)[self.owned.start : self.owned.stop].clone()
-
     def parts(self, vector: Tensor) -> Iterator[tuple[Tensor, Segment]]:
         """Yield the vector's part of each segment."""
         offset = 0
