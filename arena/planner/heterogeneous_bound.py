@@ -1,14 +1,16 @@
-"""The cheapest pipeline at given prices, and what it proves about all plans. Pure: no I/O, no clock.
+"""What prices prove about all plans: the dual bound. Pure: no I/O, no clock.
 
-Take a plan whose busiest stage works X seconds. A replica of kind k, stage [i, j), does at most floor(X / t_k(i, j))
-micro-batches, so each of the M micro-batches of a step costs that stage at least tp / floor(X / t_k) GPUs. With a price
-on every part's GPUs and capacities relaxed (Lagrange), stages only meet at their layers, and a dynamic program over
-(next layer, stages left) finds the pipeline with the least
+Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the GPUs
+there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain is
+that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left, kind):
+with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
 
-    sum over stages of (M tp price / floor(X / t_k) + t_k) - t of one stage + what follows the first stage
+    v x GPUs - rho c  >=  sum over stages of (v tp + rho t / tau) - rho (1 + T / tau)
 
-(one stage is the busiest, whose own time is X). Adding X and taking off price x capacity bounds the step time of every
-plan with that X. X is split into intervals: the lower end counts as time, the upper one for the floor.
+is a sum over stages. tau goes through its range in intervals, in which the lower end stands for tau and stages up to the
+upper end are allowed; intervals in which a chain might still be cheap enough are cut finer. Bisection over tau would be
+wrong: a stage that is not the slowest can be worth shortening. Cuts may differ between chains here but not in a plan,
+and c need not be whole, so the bound can be lower than the best plan.
 """
 
 from __future__ import annotations
@@ -20,169 +22,176 @@ import numpy as np
 from arena.planner.candidates import Flags, Floats, Ints
 from arena.planner.heterogeneous_tables import NODE_LEVELS, StageTable
 
+_INTERVALS = 12
+_FINER = 6
+_ROUNDS = 3
 _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """What the program found.
+class Found:
+    """A chain that might be cheap enough: its cuts and kinds, and by how much less than rho c it costs."""
 
-    Args:
-        value: Its cost.
-        cuts: First layer of each stage, then the number of layers.
-        kinds: Index of each stage's kind.
-    """
-
-    value: float
     cuts: tuple[int, ...]
     kinds: tuple[int, ...]
+    slack: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """The dynamic program over one table; it keeps what does not depend on prices."""
+    """The dynamic program over one table; it keeps what does not depend on prices or times."""
 
     table: StageTable
     pp_max: int
     replicas_per_node_max: int
     tp: Floats = field(init=False)
     part: Ints = field(init=False)
+    distinct: Ints = field(init=False)
+    which: Ints = field(init=False)
+    time_s: Floats = field(init=False)
     fits: list[Flags] = field(init=False)
-    is_same: list[bool] = field(init=False)
+    least_sum_s: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         table = self.table
         self.tp = np.array([kind.tp for kind in table.kinds], dtype=np.float64)
         self.part = np.array([kind.part for kind in table.kinds], dtype=np.int64)
-        depth = min(self.pp_max, table.layer_count)
-        is_end = np.arange(table.layer_count + 1) == table.layer_count
-        self.fits = [
-            (table.stages_left_max >= left) & ((left == 1) == is_end)[None, None, :] for left in range(1, depth + 1)
-        ]
-        self.is_same = [
-            left > 1 and bool(np.array_equal(self.fits[left], self.fits[left - 1])) for left in range(depth)
-        ]
+        self.pp_max = min(self.pp_max, table.layer_count)
+        layers = table.layer_count
+        is_end = np.broadcast_to(np.arange(layers + 1) == layers, (layers, layers + 1))
+        columns = np.concatenate(
+            (table.time_s.reshape(len(self.tp), -1), table.stages_left_max.reshape(len(self.tp), -1), is_end.reshape(1, -1))
+        )
+        _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+        self.distinct, self.which = first, which.reshape(layers, layers + 1)
+        self.time_s = self.of_stages(table.time_s)
+        left_max, is_last = self.of_stages(table.stages_left_max), is_end.reshape(-1)[first]
+        self.fits = [(left_max >= left) & ((left == 1) == is_last) for left in range(1, self.pp_max + 1)]
+        self.least_sum_s = self._totals(self.time_s[None], None)[:, 0]
 
-    def slots(self, upper_s: float) -> Floats:
-        """Return the micro-batches that a replica does in so many seconds, ``[k, l, l + 1]``."""
-        found: Floats = np.floor(upper_s / self.table.time_s * (1.0 + _EPSILON) + _EPSILON)
+    def of_stages(self, values: Floats | Ints) -> Floats:
+        """Return ``[k, l, l + 1]`` values of distinct stages only, ``[k, u]``; many stages of a model are alike."""
+        found: Floats = values.reshape(len(values), -1)[:, self.distinct]
         return found
 
-    def gpus_per_stage(self, slots: Floats) -> Floats:
-        """Return the GPUs, at the least, that do all micro-batches of a stage, ``[k, l, l + 1]``."""
-        with np.errstate(divide="ignore"):
-            found: Floats = self.table.need * self.tp[:, None, None] / slots
-        return found
+    def level(self, pp: int, time_s: float) -> int:
+        """Return how far a first stage spreads at least in plans of so many stages that are done by a time."""
+        least = float(self.least_sum_s[pp - 1])
+        if not np.isfinite(least) or time_s < least:
+            return len(NODE_LEVELS) - 1
+        count_max = np.floor(1.0 + (time_s - least) * pp / least + _EPSILON)
+        replicas = int(np.ceil(self.table.need / count_max))
+        nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
+        return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
 
-    def after_first_s(self, slots: Floats) -> Floats:
-        """Return what follows first stages at the least, ``[k, l + 1]``."""
-        most = np.where(np.isfinite(self.table.time_s[:, 0]), slots[:, 0], 0.0).max(axis=0)
-        replicas = np.ceil(self.table.need / np.maximum(most, 1.0))
-        nodes = np.where(replicas <= 1, 0, np.ceil(replicas / self.replicas_per_node_max)).astype(np.int64)
-        level = np.searchsorted(np.array(NODE_LEVELS), nodes, side="right") - 1
-        ends = np.arange(self.table.layer_count + 1)
-        found: Floats = self.table.after_s[level, :, ends].T
-        return found
-
-    def cheapest(self, price: Floats, after: Floats | None, *, counts_time: bool) -> Pipeline | None:
-        """Return the cheapest pipeline.
-
-        Args:
-            price: Of a stage on a kind, ``[k, l, l + 1]``.
-            after: Added to first stages, ``[k, l + 1]``.
-            counts_time: Whether stage times count, all but the one of the busiest stage.
-        """
-        whole, dropped = price + self.table.time_s if counts_time else price, price
-        layers = self.table.layer_count
-        rest = np.full((2, layers + 1), np.inf)
-        rest[0, layers] = 0.0
-        steps: list[_Step] = []
-        best: tuple[float, int] = (float("inf"), 0)
-        counted: _Costs | None = None
-        for index, fits in enumerate(self.fits):
-            if counted is None or not self.is_same[index]:
-                counted = _costs(whole, dropped, fits, after)
-            step = _step(counted, rest)
-            steps.append(step)
-            best = min(best, (float(step.first[1]), index))
-            rest = step.rest
-        if not np.isfinite(best[0]):
+    def cheaper_chain(self, pp: int, price: Floats, rho: float, time_s: float) -> Found | None:
+        """Return a chain of so many stages that might cost less than rho a micro-batch by a time, None if none does."""
+        level = self.level(pp, time_s)
+        if pp == 1:
+            return self._whole(price, rho, time_s, level)
+        least = float(self.least_sum_s[pp - 1])
+        if not np.isfinite(least) or least > time_s:
             return None
-        return _traced(steps, best[1], best[0])
+        slowest = min(time_s, float(self.table.time_s[np.isfinite(self.table.time_s)].max()))
+        edges = np.geomspace(least / pp * (1 - _EPSILON), max(slowest, least / pp) * (1 + _EPSILON), _INTERVALS + 1)
+        low, high = edges[:-1], edges[1:]
+        for turn in range(_ROUNDS):
+            slack, traced = self._slack(pp, price, rho, time_s, level, low, high)
+            open_ = np.flatnonzero(slack < -_EPSILON * rho)
+            if not len(open_):
+                return None
+            if turn == _ROUNDS - 1:
+                return traced(int(open_[slack[open_].argmin()]))
+            steps = np.geomspace(low[open_], high[open_], _FINER + 1)
+            low, high = steps[:-1].ravel(), steps[1:].ravel()
+        return None
+
+    def cheapest_sum(self, cost: Floats) -> float:
+        """Return the least sum of a cost of stages, ``[k, u]``, over pipelines of any depth."""
+        return float(self._totals(np.nan_to_num(cost, nan=np.inf)[None], None).min())
+
+    def _whole(self, price: Floats, rho: float, time_s: float, level: int) -> Found | None:
+        """Chains of one stage, exactly."""
+        layers = self.table.layer_count
+        whole = self.which[0, layers]
+        each = np.where(self.fits[0][:, whole], self.time_s[:, whole], np.inf)
+        room = (time_s - self.table.after_s[level, :, layers]) / each
+        counts = np.minimum(np.floor(np.maximum(room, 0.0) * (1 + _EPSILON) + _EPSILON), self.table.need)
+        slack = np.where(counts > 0, price[self.part] * self.tp - rho * counts, np.inf)
+        best = int(slack.argmin())
+        if slack[best] >= -_EPSILON * rho:
+            return None
+        return Found(cuts=(0, layers), kinds=(best,), slack=float(slack[best]))
+
+    def _slack(
+        self, pp: int, price: Floats, rho: float, time_s: float, level: int, low: Floats, high: Floats
+    ) -> tuple[Floats, _Trace]:
+        """Return the least of price minus rho c over chains in each interval, and how to trace it."""
+        times = self.time_s[None]
+        allowed = times <= high[:, None, None]
+        weight = (rho / low)[:, None, None]
+        gpu = (price[self.part] * self.tp)[None, :, None]
+        cost = np.where(allowed, gpu + weight * np.where(np.isfinite(times), times, 0.0), np.inf)
+        after = self.table.after_s[level][None] * weight
+        trace = _Trace(which=self.which)
+        total = self._totals(cost, after, pp=pp, trace=trace)[pp - 1]
+        slack: Floats = total - rho * (1.0 + time_s / low)
+        trace.slack = slack
+        # A chain never does more than all micro-batches, nor a part of one.
+        room = np.floor(1.0 + (time_s - self.least_sum_s[pp - 1]) / low + _EPSILON)
+        least_price = self._totals(np.where(allowed, gpu, np.inf), None, pp=pp)[pp - 1]
+        whole = least_price - rho * np.minimum(room, self.table.need)
+        return np.maximum(slack, whole), trace
+
+    def _totals(
+        self, cost: Floats, after: Floats | None, *, pp: int | None = None, trace: _Trace | None = None
+    ) -> Floats:
+        """Return the least sums over chains of 1, 2, ... stages, ``[stages, intervals]``; cost is ``[t, k, u]``."""
+        layers, depth = self.table.layer_count, pp or self.pp_max
+        found = np.full((depth, len(cost)), np.inf)
+        rest = np.full((len(cost), layers + 1), np.inf)
+        rest[:, layers] = 0.0
+        ahead_of = self.which[0]
+        for index in range(depth):
+            if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
+                masked = np.where(self.fits[index][None], cost, np.inf)
+                kind = masked.argmin(axis=1)
+                least = np.take_along_axis(masked, kind[:, None], axis=1)[:, 0]
+                stages = least[:, self.which]
+                first = masked[:, :, ahead_of] + (0.0 if after is None else after)
+            flat = (first + rest[:, None, :]).reshape(len(cost), -1)
+            through = stages + rest[:, None, :]
+            if trace is None:
+                found[index] = flat.min(axis=1)
+                rest = np.concatenate((through.min(axis=2), np.full((len(cost), 1), np.inf)), axis=1)
+                continue
+            end, front = through.argmin(axis=2), flat.argmin(axis=1)
+            found[index] = flat[np.arange(len(cost)), front]
+            trace.first.append(front)
+            trace.end.append(end)
+            trace.kind.append(kind)
+            rest = np.full((len(cost), layers + 1), np.inf)
+            rest[:, :layers] = np.take_along_axis(through, end[:, :, None], axis=2)[:, :, 0]
+        return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Costs:
-    """Least over kinds, with its kind: time counted or not; first stages apart: ``[2, l, l + 1]``, ``[2, l + 1]``."""
+@dataclass(slots=True, kw_only=True)
+class _Trace:
+    """Where the program went, by stage from the last; called with an interval it returns the chain."""
 
-    cost: Floats
-    kind: Ints
-    first: Floats
-    first_kind: Ints
+    which: Ints
+    first: list[Ints] = field(default_factory=list)
+    end: list[Ints] = field(default_factory=list)
+    kind: list[Ints] = field(default_factory=list)
+    slack: Floats = field(default_factory=lambda: np.zeros(0))
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """One more stage in front: costs to go by whether a stage is left out, where they go, and with which kind."""
-
-    rest: Floats
-    end: Ints
-    is_dropped: Flags
-    first: Floats
-    first_end: Ints
-    first_dropped: Flags
-    costs: _Costs
-
-
-def _costs(whole: Floats, dropped: Floats, fits: Flags, after: Floats | None) -> _Costs:
-    both = np.where(fits, np.stack((whole, dropped)), np.inf)
-    both = np.nan_to_num(both, nan=np.inf, posinf=np.inf)
-    kind = both.argmin(axis=1)
-    first = both[:, :, 0] if after is None else both[:, :, 0] + after
-    first_kind = first.argmin(axis=1)
-    return _Costs(
-        cost=np.take_along_axis(both, kind[:, None], axis=1)[:, 0],
-        kind=kind,
-        first=np.take_along_axis(first, first_kind[:, None], axis=1)[:, 0],
-        first_kind=first_kind,
-    )
-
-
-def _step(costs: _Costs, rest: Floats) -> _Step:
-    kept = costs.cost[0] + rest[0]
-    one_out = np.stack((costs.cost[0] + rest[1], costs.cost[1] + rest[0]))
-    out = one_out.min(axis=0)
-    end = np.stack((kept.argmin(axis=1), out.argmin(axis=1)))
-    rows = np.arange(len(kept))
-    layers = rest.shape[1]
-    found = np.full((2, layers), np.inf)
-    found[0, : layers - 1], found[1, : layers - 1] = kept[rows, end[0]], out[rows, end[1]]
-    first_kept = costs.first[0] + rest[0]
-    first_one = np.stack((costs.first[0] + rest[1], costs.first[1] + rest[0]))
-    first_out = first_one.min(axis=0)
-    first_end = np.array([first_kept.argmin(), first_out.argmin()])
-    return _Step(
-        rest=found,
-        end=end,
-        is_dropped=one_out[1, rows, end[1]] <= one_out[0, rows, end[1]],
-        first=np.array([first_kept[first_end[0]], first_out[first_end[1]]]),
-        first_end=first_end,
-        first_dropped=np.array([False, bool(first_one[1, first_end[1]] <= first_one[0, first_end[1]])]),
-        costs=costs,
-    )
-
-
-def _traced(steps: list[_Step], last: int, value: float) -> Pipeline:
-    step, has_out = steps[last], 1
-    end, drops = int(step.first_end[1]), bool(step.first_dropped[1])
-    kinds = [int(step.costs.first_kind[int(drops), end])]
-    cuts = [0, end]
-    has_out -= drops
-    for index in range(last - 1, -1, -1):
-        step, at = steps[index], cuts[-1]
-        end = int(step.end[has_out, at])
-        drops = bool(has_out) and bool(step.is_dropped[at])
-        kinds.append(int(step.costs.kind[int(drops), at, end]))
-        cuts.append(end)
-        has_out -= drops
-    return Pipeline(value=value, cuts=tuple(cuts), kinds=tuple(kinds))
+    def __call__(self, interval: int) -> Found:
+        width = self.end[0].shape[1] + 1
+        kind, end = divmod(int(self.first[-1][interval]), width)
+        kinds, cuts = [kind], [0, end]
+        for index in range(len(self.end) - 2, -1, -1):
+            at = cuts[-1]
+            end = int(self.end[index][interval, at])
+            kinds.append(int(self.kind[index][interval, self.which[at, end]]))
+            cuts.append(end)
+        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=float(self.slack[interval]))

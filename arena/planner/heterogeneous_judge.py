@@ -5,7 +5,8 @@ the uniform search says. Beyond that:
 
 * A micro-batch's sends take the slower of two neighbours' networks, and what lies between their zones; inside a node,
   its link, where the whole plan is on one node.
-* A stage is as slow as its slowest replica; the closed form of the pipeline is that of ``arena.planner.pipeline``.
+* Replicas with the same index form a chain; the closed form of ``arena.planner.pipeline`` holds for each chain, and the
+  last one counts. Where micro-batches leave their chain (stages with unequal replicas), every pass is run instead.
 * A stage synchronises over the nodes of all its replicas. Each kind's ring has as many replicas on every node as it has
   itself, and the slowest network among the stage's; the slowest kind counts.
 * Between zones a stage's gradients go round a ring of zones once in each half of the all-reduce.
@@ -33,7 +34,9 @@ from arena.planner.communication import Tier
 from arena.planner.cost import MODELLED_RELATIVE_ERROR
 from arena.planner.heterogeneous_offer import Offer, PartKey, ZoneLinks
 from arena.planner.heterogeneous_tables import (
+    Kind,
     StageFigures,
+    StageTable,
     after_stage_s,
     boundary_bytes,
     boundary_s,
@@ -85,6 +88,25 @@ class Judge:
     _after: dict[tuple[object, ...], float] = field(default_factory=dict)
     _boundaries: dict[tuple[object, ...], Floats] = field(default_factory=dict)
 
+    def learn(self, plan: ParallelPlan, table: StageTable) -> None:
+        """Take the figures of a plan's stages from a table of this job and offer."""
+        keys, first = sorted(self.offer), 0
+        for stage, one in enumerate(plan.stages):
+            units, left, end = stage_units(plan, stage), plan.pp - stage, first + one.layer_count
+            for replica in dict.fromkeys(one.replicas):
+                key = self._key(replica)
+                index = table.kinds.index(Kind(part=keys.index(key), tp=replica.tp))
+                known = (key, replica.tp, units, left, plan.micro_batch_size, plan.recompute)
+                self._figures.setdefault(
+                    known,
+                    StageFigures(
+                        time_s=float(table.compute_s[index, first, end]),
+                        memory_bytes=float(table.memory_bytes[index, first, end])
+                        + max(left - 2, 0) * float(table.memory_step_bytes[index, first, end]),
+                    ),
+                )
+            first = end
+
     def judge(self, plan: ParallelPlan) -> Judgement:
         """Return a plan's figures by the closed form.
 
@@ -92,15 +114,7 @@ class Judge:
             SpecError: It names GPUs that are not offered, or zones that nothing links.
         """
         timing = self._timing(plan)
-        counts = [Counter(batch.replicas[stage] for batch in timing.batches) for stage in range(plan.pp)]
-        busy_s = np.array(
-            [max(counts[stage][index] * one for index, one in enumerate(each)) for stage, each in enumerate(timing.replica_s)]
-        )
-        stage_s = np.array([float(each.max()) for each in timing.replica_s])
-        # The closed form multiplies what it is given: a stage's busiest replica need not be its slowest.
-        rounds = (busy_s / stage_s)[None]
-        pipeline_s = pipeline_time_s(stage_s[None], rounds, np.ones(1, dtype=np.int64))  # type: ignore[arg-type]
-        iter_time_s = float(step_end_s(pipeline_s, stage_s[None], timing.after_s[None])[0])
+        stages_s, pipeline_s, iter_time_s = self._closed_form(plan, timing)
         gpu_counts = self._gpu_counts(plan)
         transfer_usd = self._transfer_usd(plan, timing.batches)
         memory = self._memory(plan)
@@ -109,9 +123,9 @@ class Judge:
                 iter_time_s=iter_time_s,
                 memory_bytes_by_stage=tuple(max(size for _, size in stage) for stage in memory),
                 breakdown_s={
-                    "stages": float(busy_s.max()),
-                    "pipeline_bubble": float(pipeline_s[0] - busy_s.max()),
-                    "data_parallel_and_update": iter_time_s - float(pipeline_s[0]),
+                    "stages": stages_s,
+                    "pipeline_bubble": pipeline_s - stages_s,
+                    "data_parallel_and_update": iter_time_s - pipeline_s,
                 },
                 relative_error=MODELLED_RELATIVE_ERROR,
                 usd_per_step=iter_time_s * self._usd_per_s(gpu_counts) + transfer_usd,
@@ -121,9 +135,32 @@ class Judge:
             refusal=self._refusal(gpu_counts, memory),
         )
 
+    def _closed_form(self, plan: ParallelPlan, timing: _Timing) -> tuple[float, float, float]:
+        """Return the busiest stage's time, the pipeline's, and the step's.
+
+        Where micro-batches stay with their chain of replicas, each chain is a pipeline of its own. Where they cross,
+        no closed form holds and the passes are run.
+        """
+        if any(len(set(batch.replicas)) > 1 for batch in timing.batches):
+            end_s = self._simulated_s(plan, timing)
+            stages_s = max(
+                Counter(batch.replicas[stage] for batch in timing.batches)[index] * float(one)
+                for stage, each in enumerate(timing.replica_s)
+                for index, one in enumerate(each)
+            )
+            return stages_s, max(stages_s, end_s - float(timing.after_s.max())), end_s
+        chains = np.stack(timing.replica_s, axis=1)
+        taken = Counter(batch.replicas[0] for batch in timing.batches)
+        counts = np.array([[taken[index]] for index in range(len(chains))], dtype=np.int64)
+        pipeline_s = pipeline_time_s(chains, counts, np.ones(len(chains), dtype=np.int64))
+        ends_s = step_end_s(pipeline_s, chains, np.broadcast_to(timing.after_s, chains.shape))
+        return float((counts * chains).max()), float(pipeline_s.max()), float(ends_s.max())
+
     def simulate_s(self, plan: ParallelPlan) -> float:
         """Return the step time by running every pass in the order in which the worker does."""
-        timing = self._timing(plan)
+        return self._simulated_s(plan, self._timing(plan))
+
+    def _simulated_s(self, plan: ParallelPlan, timing: _Timing) -> float:
         orders = schedule_of(plan, timing.batches)
         done: dict[Action, float] = {}
         free = dict.fromkeys(orders, 0.0)
@@ -236,20 +273,29 @@ class Judge:
         replicas = plan.stages[stage].replicas
         total = len(set(nodes))
         keys = sorted({key for key, _ in nodes})
-        kinds = Counter((self._key(replica), replica.tp) for replica in replicas)
+        kinds = sorted({(self._key(one), one.tp) for one in dict.fromkeys(replicas)})
+        if len(kinds) == 1:
+            by_node = Counter(node for node in nodes)
+            counts = tuple(sorted((count * kinds[0][1] for count in by_node.values()), reverse=True))
+            return self._ring_s(plan, stage, kinds[0], (counts, len(replicas), tuple(keys)))
         seconds = []
-        for (key, tp), count in sorted(kinds.items()):
-            own = {node for node, one in zip(nodes, replicas, strict=True) if (self._key(one), one.tp) == (key, tp)}
-            local = len(replicas) if total == 1 else -(-count // len(own))
-            seconds.append(self._ring_s(plan, stage, key, tp, (local, total, tuple(keys))))
+        for key, tp in kinds:
+            own = [node for node, one in zip(nodes, replicas, strict=True) if (self._key(one), one.tp) == (key, tp)]
+            local = -(-len(own) // len(set(own)))
+            seconds.append(self._ring_s(plan, stage, (key, tp), ((local * tp,) * total, local * total, tuple(keys))))
         return max(seconds)
 
     def _ring_s(
-        self, plan: ParallelPlan, stage: int, key: PartKey, tp: int, ring: tuple[int, int, tuple[PartKey, ...]]
+        self,
+        plan: ParallelPlan,
+        stage: int,
+        kind: tuple[PartKey, int],
+        ring: tuple[tuple[int, ...], int, tuple[PartKey, ...]],
     ) -> float:
-        local, total, keys = ring
+        node_counts, rank_count, keys = ring
+        key, tp = kind
         units, left = stage_units(plan, stage), plan.pp - stage
-        known = (key, tp, units, left, ring)
+        known = (kind, units, left, ring)
         if known not in self._after:
             tier = own_tier(self.offer[key].gpu_type, is_one_node=False)
             for other in keys:
@@ -258,9 +304,9 @@ class Judge:
                 self.train,
                 _with_network(self.offer[key].gpu_type, tier),
                 units,
-                node_counts=[local * tp] * total,
+                node_counts=node_counts,
                 tp=tp,
-                dp=local * total,
+                dp=rank_count,
                 stages_left=left,
             )
         return self._after[known]

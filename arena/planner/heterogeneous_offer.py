@@ -117,7 +117,7 @@ class Space:
         recompute: Whether full recomputation is tried where plans do not fit without.
         allow_unsupported: Offer also what the worker cannot run.
         gap: Stop when the bound is within this share of the best plan.
-        node_count_max: Nodes of the branch and bound, at most.
+        price_steps_max: How often prices are changed to prove a bound, for each pipeline depth.
     """
 
     unequal_micro_batches: bool = True
@@ -127,7 +127,7 @@ class Space:
     recompute: bool = True
     allow_unsupported: bool = False
     gap: float = 0.005
-    node_count_max: int = 400
+    price_steps_max: int = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Statistics:
     """How much was looked at."""
 
     tables: int = 0
-    nodes: int = 0
+    programs: int = 0
     mixes: int = 0
     judged: int = 0
 

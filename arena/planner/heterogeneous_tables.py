@@ -21,12 +21,12 @@ from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
 from arena.planner.communication import Tier
 from arena.planner.compute import ELEMENT_BYTES
 from arena.planner.cost import Estimates, evaluate
-from arena.planner.heterogeneous_offer import Offer, Offered, PartKey, Space
+from arena.planner.heterogeneous_offer import Offer, Offered, Space
 from arena.planner.holdings import state_bytes
 from arena.planner.memory import USABLE_SHARE, operators_of
 from arena.planner.model import model_cost
 
-NODE_LEVELS = (0, 1, 2, 8, 64)
+NODE_LEVELS = (0, 1, 2, 16)
 """Nodes a first stage is known to span at least; at 0 it has one replica."""
 _COUNT = 4
 """Micro-batches of the pipelines that are priced: enough that no stage of them is short of micro-batches."""
@@ -51,6 +51,8 @@ class StageTable:
         stages_left_max: How many stages, itself among them, may follow at most until it runs out of memory.
         after_s: Least synchronisation and update of a first stage, ``[levels, k, l + 1]``; see ``NODE_LEVELS``.
         need: Micro-batches of a step.
+        compute_s: ``time_s`` without sends.
+        memory_bytes, memory_step_bytes: Of the last stage, or where one stage follows; and of each that follows then.
     """
 
     kinds: tuple[Kind, ...]
@@ -60,6 +62,9 @@ class StageTable:
     time_s: Floats
     stages_left_max: Ints
     after_s: Floats
+    compute_s: Floats
+    memory_bytes: Floats
+    memory_step_bytes: Floats
 
     @property
     def layer_count(self) -> int:
@@ -85,7 +90,8 @@ def tables_of(train: TrainSpec, offer: Offer, space: Space) -> list[StageTable]:
     modes = [Recompute.NONE, Recompute.FULL] if space.recompute else [Recompute.NONE]
     is_one_node = sum(part.node_count for part in offer.values()) == 1
     settings = [(mode, size) for mode in modes for size in sizes]
-    filled = [_by_kind(train, offer, parts[kind.part], kind.tp, settings, is_one_node) for kind in kinds]
+    sends = [_own_sends(train, offer[key].gpu_type, settings, is_one_node=is_one_node) for key in parts]
+    filled = [_by_kind(train, offer[parts[kind.part]], kind.tp, settings, sends[kind.part]) for kind in kinds]
     tables: list[StageTable] = []
     for index, (mode, size) in enumerate(settings):
         table = StageTable(
@@ -93,9 +99,12 @@ def tables_of(train: TrainSpec, offer: Offer, space: Space) -> list[StageTable]:
             micro_batch_size=size,
             recompute=mode,
             need=-(-train.global_batch // size),
-            time_s=np.stack([one[0][index] for one in filled]),
-            stages_left_max=np.stack([one[1][index] for one in filled]),
-            after_s=np.stack([one[2] for one in filled], axis=1),
+            time_s=np.stack([one.compute_s[index] + one.send_s[index] for one in filled]),
+            stages_left_max=np.stack([one.stages_left_max[index] for one in filled]),
+            after_s=np.stack([one.after_s for one in filled], axis=1),
+            compute_s=np.stack([one.compute_s[index] for one in filled]),
+            memory_bytes=np.stack([one.memory_bytes[index] for one in filled]),
+            memory_step_bytes=np.stack([one.memory_step_bytes[index] for one in filled]),
         )
         tables.append(replace(table, time_s=np.where(table.stages_left_max > 0, table.time_s, np.inf)))
     return tables
@@ -162,16 +171,21 @@ def boundary_bytes(train: TrainSpec, gpu_type: GpuType, micro_batch_size: int) -
     return sizes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KindFigures:
+    """A kind's figures, ``[settings, l, l + 1]``; ``after_s`` is ``[levels, l + 1]``. Names as in ``StageTable``."""
+
+    compute_s: Floats
+    send_s: Floats
+    stages_left_max: Ints
+    memory_bytes: Floats
+    memory_step_bytes: Floats
+    after_s: Floats
+
+
 def _by_kind(
-    train: TrainSpec,
-    offer: Offer,
-    key: PartKey,
-    tp: int,
-    settings: Sequence[tuple[Recompute, int]],
-    is_one_node: bool,
-) -> tuple[Floats, Ints, Floats]:
-    """Return times and stages left, ``[settings, l, l + 1]``, and what follows a first stage, ``[levels, l + 1]``."""
-    part = offer[key]
+    train: TrainSpec, part: Offered, tp: int, settings: Sequence[tuple[Recompute, int]], send_s: Floats
+) -> _KindFigures:
     layers = train.model.layers
     starts, ends, rows = _stage_rows(train, part.gpu_type)
     estimates = _priced(train, part.gpu_type, [part.gpus_per_node], rows, tp=tp, dp=1, settings=settings)
@@ -179,15 +193,23 @@ def _by_kind(
     seconds = sum((estimates.breakdown_s[name] for name in _ON_STAGE), np.zeros(shape[0] * shape[1])) / _COUNT
     at = np.tile(rows.is_behind, shape[0])
     memory = estimates.memory_bytes_by_stage[np.arange(len(at)), at].reshape(shape)
+    near, far = _class_of(train, part.gpu_type, starts, ends)
     times = np.full((len(settings), layers, layers + 1), np.inf)
     left = np.zeros(times.shape, dtype=np.int64)
+    sizes, steps = np.full(times.shape, np.inf), np.zeros(times.shape)
+    times[:, starts, ends] = seconds.reshape(shape)[:, near]
+    sizes[:, starts, ends] = memory[:, near]
+    steps[:, starts, ends] = memory[:, far] - memory[:, near]
     limit = USABLE_SHARE * part.gpu_type.memory_bytes
-    which = _class_of(train, part.gpu_type, starts, ends)
-    time_rows = seconds.reshape(shape)
-    times[:, starts, ends] = time_rows[:, which[0]]
-    left[:, starts, ends] = _stages_left(memory[:, which[0]], memory[:, which[1]], limit, ends == layers)
-    times += _own_sends(train, part.gpu_type, settings, is_one_node=is_one_node)
-    return times, left, _after(train, offer, key, tp)
+    left[:, starts, ends] = _stages_left(memory[:, near], memory[:, far], limit, ends == layers)
+    return _KindFigures(
+        compute_s=times,
+        send_s=send_s,
+        stages_left_max=left,
+        memory_bytes=sizes,
+        memory_step_bytes=steps,
+        after_s=_after(train, part, tp),
+    )
 
 
 def _stages_left(near: Floats, far: Floats, limit: float, is_last: np.ndarray) -> Ints:
@@ -365,9 +387,9 @@ def _one_row(units: tuple[int, int], stages_left: int) -> _Rows:
     )
 
 
-def _after(train: TrainSpec, offer: Offer, key: PartKey, tp: int) -> Floats:
+def _after(train: TrainSpec, part: Offered, tp: int) -> Floats:
     """Return what follows first stages of 0, 1, ... layers, ``[levels, l + 1]``, at the least."""
-    layers, part = train.model.layers, offer[key]
+    layers = train.model.layers
     ends = np.arange(1, layers + 1)
     rows = _Rows(
         first=np.zeros(layers, dtype=np.int64),
@@ -379,20 +401,21 @@ def _after(train: TrainSpec, offer: Offer, key: PartKey, tp: int) -> Floats:
     for level, nodes in enumerate(NODE_LEVELS):
         options = [
             _priced(train, part.gpu_type, counts, rows, tp=tp, dp=dp, settings=[(Recompute.NONE, 1)])
-            for counts, dp in _spreads(nodes, part.gpus_per_node, tp)
+            for counts, dp in _spreads(nodes, part, tp)
         ]
         found[level, 1:] = np.min([one.breakdown_s["data_parallel"] + one.breakdown_s["update"] for one in options], axis=0)
     return found
 
 
-def _spreads(nodes: int, gpus_per_node: int, tp: int) -> Iterator[tuple[list[int], int]]:
+def _spreads(nodes: int, part: Offered, tp: int) -> Iterator[tuple[list[int], int]]:
     """Yield the ways to spread a stage over nodes that can be the fastest: as many replicas on each as fit, or one."""
-    fit = gpus_per_node // tp
+    fit = part.gpus_per_node // tp
+    is_slow_inside = part.gpu_type.link_bandwidth_bytes_per_s < 2 * part.gpu_type.network_bandwidth_bytes_per_s
     if nodes == 0:
         yield [tp], 1
     elif nodes == 1:
         yield ([2 * tp], 2) if fit > 1 else ([tp, tp], 2)
     else:
         yield [fit * tp] * nodes, fit * nodes
-        if fit > 1:
+        if fit > 1 and is_slow_inside:
             yield [tp] * nodes, nodes

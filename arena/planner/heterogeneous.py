@@ -1,0 +1,147 @@
+"""The best plan of one job over mixed GPU types and zones, with a certificate. Pure: no I/O, no clock.
+
+Pipelines (cuts of the layers) are filled with chains of replicas (``heterogeneous_chains``) and what looks best is
+judged (``heterogeneous_judge``). Prices on GPUs then ask for chains that would make a better plan
+(``heterogeneous_bound``): what they find gives new cuts to fill, and where they find none, that is the bound.
+
+The space: 1F1B without sharding; layers split in any way over at most ``Space.pp_max`` stages; each replica of any type,
+zone and degree that divides nodes and model; micro-batch sizes in powers of two; chains take unequal numbers of
+micro-batches, unless switched off. A stage holds the activations of as many micro-batches as stages follow, also where
+there are fewer. Plans on a single node of an offer of more than ``ONE_NODE_OFFERS_MAX`` nodes are looked at for cost
+and columns only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+
+from arena.domain.capability import job_refusals
+from arena.domain.job import TrainSpec
+from arena.domain.reason import ReasonCode, reason
+from arena.errors import SpecError
+from arena.planner.candidates import Floats
+from arena.planner.heterogeneous_goal import Goal
+from arena.planner.heterogeneous_judge import Judge
+from arena.planner.heterogeneous_offer import (
+    Constraints,
+    HeterogeneousResult,
+    Objective,
+    Offer,
+    PartKey,
+    Space,
+    Statistics,
+    Value,
+    ZoneLinks,
+)
+from arena.planner.heterogeneous_tables import tables_of
+from arena.planner.heterogeneous_tree import Hunt
+
+ONE_NODE_OFFERS_MAX = 8
+
+
+def search(
+    train: TrainSpec,
+    offer: Offer,
+    links: ZoneLinks | None = None,
+    *,
+    objective: Objective = Objective.THROUGHPUT,
+    constraints: Constraints | None = None,
+    space: Space | None = None,
+) -> HeterogeneousResult:
+    """Return the best plan of a job on an offer with its bound, or why there is none.
+
+    Raises:
+        SpecError: The offer is empty, or names zones that nothing links.
+    """
+    _check(offer, links or ZoneLinks())
+    limits = constraints or Constraints()
+
+    def goal_of(part: Offer) -> Goal:
+        return Goal(constraints=limits, usd_per_s=_usd_per_s(part), is_cost=objective is Objective.COST)
+
+    return _over_offers(train, offer, links or ZoneLinks(), space or Space(), goal_of)
+
+
+def best_column(
+    train: TrainSpec,
+    offer: Offer,
+    prices: Mapping[PartKey, float],
+    value: Value,
+    *,
+    links: ZoneLinks | None = None,
+    constraints: Constraints | None = None,
+    space: Space | None = None,
+) -> HeterogeneousResult:
+    """Return the plan that maximises value minus price x GPUs; ``score`` and ``bound`` are price minus value.
+
+    Args:
+        prices: Of one GPU of each part, in the unit of ``value``.
+        value: Worth of a step time; it does not rise with the time.
+
+    Raises:
+        SpecError: A price is missing or negative.
+    """
+    _check(offer, links or ZoneLinks())
+    missing = sorted("/".join(key) for key in offer if key not in prices)
+    if missing or any(not price >= 0 for price in prices.values()):
+        raise SpecError("every part of an offer needs a price of at least 0", why=f"missing: {missing}, got {prices}")
+    limits = constraints or Constraints()
+
+    def goal_of(part: Offer) -> Goal:
+        price = np.array([prices[key] for key in sorted(part)], dtype=np.float64)
+        return Goal(constraints=limits, usd_per_s=_usd_per_s(part), gpu_price=price, value=value)
+
+    return _over_offers(train, offer, links or ZoneLinks(), space or Space(), goal_of)
+
+
+def _check(offer: Offer, links: ZoneLinks) -> None:
+    if not offer:
+        raise SpecError("an offer names at least one GPU type and zone")
+    for one, other in combinations(sorted({zone for _, zone in offer}), 2):
+        links.tier(one, other)
+
+
+def _usd_per_s(offer: Offer) -> Floats:
+    return np.array([offer[key].gpu_type.usd_per_hour / 3600.0 for key in sorted(offer)])
+
+
+def _over_offers(
+    train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, goal_of: Callable[[Offer], Goal]
+) -> HeterogeneousResult:
+    """Search the offer, and single nodes of it apart: inside a node pipelines send over its links."""
+    refusal = None if space.allow_unsupported else next(job_refusals(train), None)
+    if refusal is not None:
+        told = reason(ReasonCode.UNSUPPORTED, detail=refusal)
+        return HeterogeneousResult(plan=None, estimate=None, score=np.inf, bound=np.inf, reasons=(told,))
+    best = _searched(train, offer, links, space, goal_of(offer))
+    node_count = sum(part.node_count for part in offer.values())
+    is_small = node_count <= ONE_NODE_OFFERS_MAX or not goal_of(offer).is_time
+    if node_count > 1 and is_small and space.pp_max > 1:
+        for key in sorted(offer):
+            one = replace(offer[key], gpu_count=min(offer[key].gpu_count, offer[key].gpus_per_node))
+            found = _searched(train, {key: one}, links, space, goal_of({key: one}), best.score)
+            best = _better(best, found)
+    return best
+
+
+def _better(one: HeterogeneousResult, other: HeterogeneousResult) -> HeterogeneousResult:
+    best = other if other.plan is not None and other.score < one.score else one
+    counts = Statistics(
+        tables=one.statistics.tables + other.statistics.tables,
+        programs=one.statistics.programs + other.statistics.programs,
+        mixes=one.statistics.mixes + other.statistics.mixes,
+        judged=one.statistics.judged + other.statistics.judged,
+    )
+    return replace(best, bound=min(one.bound, other.bound), statistics=counts)
+
+
+def _searched(
+    train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, goal: Goal, known: float = float("inf")
+) -> HeterogeneousResult:
+    tables = tables_of(train, offer, space)
+    judge = Judge(train=train, offer=offer, links=links)
+    return Hunt(judge=judge, tables=tables, space=space, goal=goal, incumbent=known).run()

@@ -1,0 +1,293 @@
+"""Chains: one data-parallel replica of a whole pipeline, and how many of which make a plan. Pure: no I/O, no clock.
+
+A chain has a kind for each stage. With t_s the time of a micro-batch on stage s it does
+
+    c(T) = 1 + floor((T - sum of t_s) / max of t_s)
+
+micro-batches until T (1F1B over unequal stages, see ``arena.planner.pipeline``), so what is left is to pick chains that
+do all micro-batches of a step with the GPUs there are: a linear program with one row per part of the offer, whose few
+fractions are rounded down and filled up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from arena.domain.parallel import Recompute
+from arena.planner.candidates import Floats, Ints
+from arena.planner.heterogeneous_tables import Kind, StageTable
+
+_EPSILON = 1e-9
+_ASSIGNMENTS_MAX = 300
+_BOUNDS_MAX = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chains:
+    """Chains of a pipeline with the same cuts.
+
+    Args:
+        cuts: First layer of each stage, then the number of layers.
+        kinds: Of each stage, ``[c, p]``.
+        sum_s, slowest_s: Of a micro-batch over the stages, ``[c]``; the sum counts what follows the first stage.
+        gpus: Of each part, ``[c, g]``.
+    """
+
+    table: StageTable
+    cuts: tuple[int, ...]
+    kinds: Ints
+    sum_s: Floats
+    slowest_s: Floats
+    gpus: Floats
+
+    def counts(self, time_s: float) -> Ints:
+        """Return the micro-batches that each chain does until a time, ``[c]``."""
+        room = (time_s - self.sum_s) / self.slowest_s
+        found = np.where(room >= -_EPSILON, np.floor(room * (1 + _EPSILON) + _EPSILON) + 1, 0).astype(np.int64)
+        return np.clip(found, 0, self.table.need)
+
+    def joined(self, other: Chains) -> Chains:
+        """Return both sets; what they have in common is only the number of stages."""
+        return Chains(
+            table=self.table,
+            cuts=self.cuts,
+            kinds=np.concatenate((self.kinds, other.kinds)),
+            sum_s=np.concatenate((self.sum_s, other.sum_s)),
+            slowest_s=np.concatenate((self.slowest_s, other.slowest_s)),
+            gpus=np.concatenate((self.gpus, other.gpus)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """A plan before it is worth being one: how many of each chain, with how many micro-batches each.
+
+    Args:
+        time_s: Until which all are done by the closed form.
+    """
+
+    table: StageTable
+    cuts: tuple[int, ...]
+    kinds: Ints
+    replicas: Ints
+    counts: Ints
+    slowest_s: Floats
+    time_s: float
+    gpu_counts: Ints
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from others."""
+        setting: tuple[int, Recompute] = (self.table.micro_batch_size, self.table.recompute)
+        return (*setting, self.cuts, self.kinds.tobytes(), self.replicas.tobytes(), self.counts.tobytes())
+
+
+def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, level: int) -> Chains | None:
+    """Return chains for a way to cut the layers, None where no kind holds a stage.
+
+    Args:
+        level: Of ``NODE_LEVELS``: how far first stages spread at least.
+    """
+    starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
+    left = np.arange(len(starts), 0, -1)
+    fits = table.stages_left_max[:, starts, ends] >= left[None, :]
+    times = np.where(fits, table.time_s[:, starts, ends], np.inf).T
+    if not np.isfinite(times).any(axis=1).all():
+        return None
+    kinds = _combinations(times, table.kinds, part_count)
+    if not len(kinds):
+        return None
+    return chains_with(table, cuts, kinds, part_count, level)
+
+
+def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int, level: int) -> Chains:
+    """Return the chains with some kinds, ``[c, p]``."""
+    starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
+    each = table.time_s[kinds, starts[None, :], ends[None, :]]
+    tp = np.array([kind.tp for kind in table.kinds], dtype=np.float64)
+    part = np.array([kind.part for kind in table.kinds], dtype=np.int64)
+    gpus = np.stack([np.where(part[kinds] == index, tp[kinds], 0.0).sum(axis=1) for index in range(part_count)], axis=1)
+    return Chains(
+        table=table,
+        cuts=cuts,
+        kinds=kinds,
+        sum_s=each.sum(axis=1) + table.after_s[level, kinds[:, 0], ends[0]],
+        slowest_s=each.max(axis=1),
+        gpus=gpus,
+    )
+
+
+def _combinations(times: Floats, kinds: tuple[Kind, ...], part_count: int) -> Ints:
+    """Return combinations of kinds, ``[c, p]``: all of one or two stages, else by parts and bounds on the slowest."""
+    usable = [np.flatnonzero(np.isfinite(row)) for row in times]
+    if len(times) <= 2:
+        return np.array(list(product(*usable)), dtype=np.int64).reshape(-1, len(times))
+    part = np.array([kind.part for kind in kinds])
+    tp = np.array([kind.tp for kind in kinds])
+    bounds = np.unique(times[np.isfinite(times)])
+    bounds = bounds[bounds >= times.min(axis=1).max()]
+    if len(bounds) > _BOUNDS_MAX:
+        bounds = bounds[np.unique(np.linspace(0, len(bounds) - 1, _BOUNDS_MAX).astype(np.int64))]
+    assigned = _assignments(len(times), part_count)
+    found: list[Ints] = []
+    for bound in bounds:
+        # The fewest GPUs of each part that keep to the bound, by stage.
+        by_part = np.full((len(times), part_count), -1, dtype=np.int64)
+        for index in range(part_count):
+            own = np.where((times <= bound * (1 + _EPSILON)) & (part == index), tp, np.iinfo(np.int64).max)
+            least = own.argmin(axis=1)
+            by_part[:, index] = np.where(own[np.arange(len(times)), least] < np.iinfo(np.int64).max, least, -1)
+        rows = by_part[np.arange(len(times))[None, :], assigned]
+        found.append(rows[(rows >= 0).all(axis=1)])
+    return np.unique(np.concatenate(found), axis=0)
+
+
+def _assignments(pp: int, part_count: int) -> Ints:
+    """Return which part each stage of a chain is on: all ways, or those that change part once."""
+    if part_count**pp <= _ASSIGNMENTS_MAX:
+        return np.array(list(product(range(part_count), repeat=pp)), dtype=np.int64)
+    rows = {
+        tuple([one] * at + [other] * (pp - at))
+        for one in range(part_count)
+        for other in range(part_count)
+        for at in range(1, pp + 1)
+    }
+    return np.array(sorted(rows), dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Master:
+    """Answer of the linear program: most micro-batches, chains of each sort, prices of parts."""
+
+    value: float
+    chosen: Floats
+    price: Floats
+
+
+def most_work(counts: Ints, gpus: Floats, stock: Ints) -> Master:
+    """Return how to do the most micro-batches: maximise counts x n subject to gpus' n <= stock, by the simplex method.
+
+    Ties go to the lowest index (Bland), so that it ends.
+    """
+    rows, size = len(stock), len(counts)
+    scale = np.maximum(stock, 1).astype(np.float64)
+    body = np.concatenate((gpus.T / scale[:, None], np.eye(rows)), axis=1)
+    right = stock / scale
+    gain = np.concatenate((counts.astype(np.float64), np.zeros(rows)))
+    basis = list(range(size, size + rows))
+    reduced = gain.copy()
+    for turn in range(200):
+        entering = int(reduced.argmax()) if turn < 100 else int((reduced > _EPSILON).argmax())
+        if reduced[entering] <= _EPSILON:
+            break
+        column = body[:, entering]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where(column > _EPSILON, right / column, np.inf)
+        leaving = int(ratio.argmin())
+        if not np.isfinite(ratio[leaving]):
+            break
+        pivot = column[leaving]
+        body[leaving] /= pivot
+        right[leaving] /= pivot
+        others = np.arange(rows) != leaving
+        right[others] -= column[others] * right[leaving]
+        body[others] -= np.outer(column[others], body[leaving])
+        reduced = reduced - reduced[entering] * body[leaving]
+        basis[leaving] = entering
+    chosen = np.zeros(size + rows)
+    chosen[basis] = np.maximum(right, 0.0)
+    price = np.maximum(-reduced[size:], 0.0) / scale
+    return Master(value=float(counts @ chosen[:size]), chosen=chosen[:size], price=price)
+
+
+def fill(chains: Chains, stock: Ints, time_s: float) -> tuple[Mix | None, Master]:
+    """Return a whole number of chains that do the step until a time, None where rounding or GPUs do not allow it."""
+    counts = chains.counts(time_s)
+    master = most_work(counts, chains.gpus, stock)
+    if master.value < chains.table.need * (1 - _EPSILON):
+        return None, master
+    replicas = np.floor(master.chosen + 1e-6).astype(np.int64)
+    return _completed(chains, counts, replicas, stock, counts.astype(np.float64), time_s), master
+
+
+def fill_cheaply(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
+    """Return chains that do the step until a time, the cheapest for what they do first."""
+    counts = chains.counts(time_s)
+    replicas = np.zeros(len(counts), dtype=np.int64)
+    worth = counts / np.maximum(chains.gpus @ (price + 1e-15), 1e-300)
+    return _completed(chains, counts, replicas, stock, worth, time_s)
+
+
+def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
+    """Return chains with the same number of micro-batches each; fewer chains first."""
+    counts = chains.counts(time_s)
+    need = chains.table.need
+    for count in sorted({int(count) for count in np.unique(counts) if count > 0}, reverse=True):
+        replicas_min = -(-need // count)
+        usable = counts >= count
+        master = most_work(usable.astype(np.int64), chains.gpus, stock)
+        if master.value < replicas_min * (1 - _EPSILON):
+            continue
+        start = np.floor(master.chosen + 1e-6).astype(np.int64)
+        even = usable.astype(np.int64)
+        found = _completed(chains, even, start, stock, even.astype(np.float64), time_s, replicas_min)
+        if found is not None:
+            return _mix(chains, found.replicas, np.full(len(counts), count), time_s, found.kinds)
+    return None
+
+
+def _completed(
+    chains: Chains,
+    counts: Ints,
+    replicas: Ints,
+    stock: Ints,
+    worth: Floats,
+    time_s: float,
+    need: int | None = None,
+) -> Mix | None:
+    """Fill up with what fits, most worth first, and take off what is too much."""
+    wanted = chains.table.need if need is None else need
+    gpus = chains.gpus.astype(np.int64)
+    free = stock - replicas @ gpus
+    missing = wanted - int(replicas @ counts)
+    order = np.argsort(-worth, kind="stable")
+    order = order[counts[order] > 0]
+    while missing > 0:
+        fits = (gpus[order] <= free).all(axis=1)
+        if not fits.any():
+            return None
+        at = int(order[fits.argmax()])
+        room = int((free[gpus[at] > 0] // gpus[at][gpus[at] > 0]).min())
+        take = min(room, -(-missing // int(counts[at])))
+        replicas[at] += take
+        free = free - take * gpus[at]
+        missing -= take * int(counts[at])
+    for at in np.argsort(worth, kind="stable"):
+        if replicas[at] and counts[at] and missing < 0:
+            drop = min(int(replicas[at]), -missing // int(counts[at]))
+            replicas[at] -= drop
+            missing += drop * int(counts[at])
+    return _mix(chains, replicas, counts, time_s, chains.kinds)
+
+
+def _mix(chains: Chains, replicas: Ints, counts: Ints, time_s: float, kinds: Ints) -> Mix:
+    if len(kinds) != len(chains.kinds):
+        at = [int(np.flatnonzero((chains.kinds == row).all(axis=1))[0]) for row in kinds]
+    else:
+        at = list(range(len(kinds)))
+    full = np.zeros(len(chains.kinds), dtype=np.int64)
+    full[at] = replicas
+    used = np.flatnonzero(full)
+    return Mix(
+        table=chains.table,
+        cuts=chains.cuts,
+        kinds=chains.kinds[used],
+        replicas=full[used],
+        counts=counts[used],
+        slowest_s=chains.slowest_s[used],
+        time_s=time_s,
+        gpu_counts=(full @ chains.gpus).astype(np.int64),
+    )
