@@ -68,7 +68,7 @@ def parse_spec(
     """
     tree = read_tree(text, source)
     if not isinstance(tree.data, dict):
-        raise SpecError(f"{tree.place(())}: a job is a mapping of fields", why=f"got {_shown(tree.data)}")
+        raise SpecError(f"{tree.place(())}: a job is a mapping of fields", why=f"got {shown(tree.data)}")
     return _spec_of_tree(tree, base_dir, read_text, overrides)
 
 
@@ -147,7 +147,7 @@ def _resolve_config(tree: Tree, base_dir: str, read_text: Callable[[str], str]) 
     place = tree.place((*_MODEL, _CONFIG_KEY))
     named = model.pop(_CONFIG_KEY)
     if not isinstance(named, str):
-        raise SpecError(f"{place}: train.model.config: must be the path of a config.json, got {_shown(named)}")
+        raise SpecError(f"{place}: train.model.config: must be the path of a config.json, got {shown(named)}")
     path = _absolute(named, base_dir)
     try:
         fields = model_fields_of_config(read_text(path), path)
@@ -180,17 +180,18 @@ def _problem(tree: Tree, item: Mapping[str, Any]) -> Problem:
     field = ".".join(str(part) for part in path)
     if item["type"] == "extra_forbidden":
         return Problem(place=tree.keys.get(path, tree.place(path)), field=field, text=_unknown_field(path))
-    return Problem(place=tree.place(path), field=field, text=_describe(item))
+    return Problem(place=tree.place(path), field=field, text=described(item))
 
 
 def _unknown_field(path: Path) -> str:
     allowed = sorted(_model_at(path[:-1]).model_fields)
     if path[:-1] == _MODEL:
         allowed = sorted([*allowed, _CONFIG_KEY])
-    return f"unknown field{_did_you_mean(str(path[-1]), allowed)}; allowed: {', '.join(allowed)}"
+    return f"unknown field{did_you_mean(str(path[-1]), allowed)}; allowed: {', '.join(allowed)}"
 
 
-def _did_you_mean(word: str, allowed: Sequence[str]) -> str:
+def did_you_mean(word: str, allowed: Sequence[str]) -> str:
+    """Return a question that names the closest allowed word, or nothing where none is close."""
     close = difflib.get_close_matches(word, allowed, n=1)
     return f", did you mean {close[0]!r}?" if close else ""
 
@@ -205,19 +206,20 @@ def _model_at(path: Path) -> type[BaseModel]:
     return model
 
 
-def _describe(item: Mapping[str, Any]) -> str:
+def described(item: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors as what was given and what is allowed."""
     kind, value, context = item["type"], item.get("input"), item.get("ctx", {})
     if kind == "missing":
         return "is required"
     if kind in {"literal_error", "enum"}:
         allowed = [word.strip("'") for word in str(context["expected"]).replace(" or ", ", ").split(", ")]
-        return f"got {_shown(value)}{_did_you_mean(str(value), allowed)}; allowed: {', '.join(allowed)}"
+        return f"got {shown(value)}{did_you_mean(str(value), allowed)}; allowed: {', '.join(allowed)}"
     if kind in _BOUNDS:
         words, key = _BOUNDS[kind]
-        return f"got {_shown(value)}; allowed: {words} {context[key]}"
+        return f"got {shown(value)}; allowed: {words} {context[key]}"
     if kind == "value_error":
         return str(item["msg"]).removeprefix("Value error, ")
-    return _describe_type(kind, value) or f"{item['msg'][0].lower()}{item['msg'][1:]}, got {_shown(value)}"
+    return _describe_type(kind, value) or f"{item['msg'][0].lower()}{item['msg'][1:]}, got {shown(value)}"
 
 
 def _describe_type(kind: str, value: object) -> str | None:
@@ -225,10 +227,11 @@ def _describe_type(kind: str, value: object) -> str | None:
     if wanted is None or kind in {"string_too_long", "string_too_short"}:
         return None
     quoted = " (put it in quotes)" if wanted == "text" and isinstance(value, int | float) else ""
-    return f"got {_shown(value)}; allowed: {wanted}{quoted}"
+    return f"got {shown(value)}; allowed: {wanted}{quoted}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return a value as an error shows it, cut where it is long."""
     if value is None:
         return "nothing"
     if isinstance(value, dict):
