@@ -35,9 +35,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Model(BaseModel):
-    """Base of all specification parts: frozen, unknown fields refused."""
+    """Base of all specification parts: frozen, unknown fields refused, and every number finite.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True)
+    JSON has no word for infinity: one that got in could be stored, and never read again.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True, allow_inf_nan=False)
 
 
 class JobKind(StrEnum):
@@ -151,6 +154,8 @@ class ModelSpec(Model):
                 raise ValueError(f"hidden ({self.hidden}) must be a multiple of norm_groups ({self.norm_groups})")
             if (self.image_size or 0) % 2 ** (len(self.group_depths) - 1):
                 raise ValueError(f"image_size ({self.image_size}) is halved {len(self.group_depths) - 1} times")
+            if len(self.group_depths) == self.image_size == 1 and self.hidden == self.norm_groups:
+                raise ValueError("each group of a GroupNorm holds one value: it needs fewer norm_groups than hidden")
         return self
 
     @property

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from arena.domain.job import JobKind, JobSpec, ModelFamily, ModelSpec
 from arena.domain.specfile import parse_spec, spec_from_fields
@@ -366,3 +369,23 @@ def test_what_is_wrong_with_plain_fields_is_told_without_a_line() -> None:
         spec_from_fields(fields, source="command line", base_dir="/")
     assert "command line: gpus.count: got 0; allowed: at least 1" in caught.value.message
     assert "command line: name: must not be empty" in caught.value.message
+
+
+def float_fields(model: type[BaseModel]) -> Iterator[tuple[type[BaseModel], str]]:
+    """Every field of a specification that takes a fraction, with the part that has it."""
+    for name, field in model.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        if any(kind is float or float in get_args(kind) for kind in kinds):
+            yield model, name
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from float_fields(kind)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(("part", "name"), sorted(set(float_fields(JobSpec)), key=str))
+def test_no_number_may_be_infinite_or_none(part: type[BaseModel], name: str, number: float) -> None:
+    # Stored as JSON it would be null, and neither the job nor a list that holds it could be read again.
+    with pytest.raises(ValidationError) as caught:
+        part.model_validate({name: number})
+    assert (name,) in [error["loc"] for error in caught.value.errors()]
