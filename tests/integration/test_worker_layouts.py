@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from arena.domain.job import JobSpec, ModelFamily
+from arena.domain.launch import Evaluated
 from arena.domain.parallel import parse_plan
 from tests.covering_plans import LAYERS, covering_set, job
 from tests.equivalence import References, check_case, successor
@@ -60,3 +61,22 @@ def run_sgd(launcher: RankLauncher, directory: Path, steps: int, text: str, epoc
     fields["train"]["optimizer"] = optimizer
     plan = parse_plan(text, layer_count=LAYERS)
     return launcher.run(directory, JobSpec.model_validate(fields), plan, epoch=epoch).losses()
+
+
+def test_an_evaluation_of_more_samples_than_a_step_counts_each_once_under_given_micro_batch_counts(
+    launcher: RankLauncher, tmp_path: Path
+) -> None:
+    fields = job(ModelFamily.GPT, frozenset(), 1).model_dump()
+    count = 2 * fields["train"]["global_batch"] + 1
+    fields["train"]["evaluation"] = {"sample_count": count}
+    batch = fields["train"]["global_batch"]
+    losses = [
+        launcher.run(tmp_path / name, JobSpec.model_validate(fields), parse_plan(text, layer_count=LAYERS))
+        .reports_of(Evaluated)[0]
+        .loss
+        for name, text in (
+            ("whole", f"dp1 mb{batch}"),
+            ("parts", f"[layers={LAYERS} tp1x{batch - 1},tp1x1] mb1"),
+        )
+    ]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)

@@ -31,7 +31,7 @@ from arena_agent.checkpoints.fence import FencedError
 from arena_agent.checkpoints.manifest import CheckpointError, Manifest, step_name
 from arena_agent.worker.agreement import Ranks
 from arena_agent.worker.checkpoint import CheckpointStore, PendingSave, StatePiece
-from arena_agent.worker.data import Corpora
+from arena_agent.worker.data import Corpora, Corpus
 from arena_agent.worker.feed import Feed
 from arena_agent.worker.layout import Layout
 from arena_agent.worker.learning_rate import decay_steps, learning_rate
@@ -322,18 +322,7 @@ class Trainer:
             return
         began_s = self.clock()
         count = evaluation.sample_count
-        plan = self.layout.step_plan(count, is_training=False)
-        feed = Feed(
-            corpus=corpus,
-            ids=range(count),
-            first_position=0,
-            batches=plan.batches,
-            seed=self.train.seed,
-            is_training=False,
-            device=self.layout.device,
-        )
-        results = torch.stack([result.double() for result in self.layout.run(plan, feed)])
-        totals = results if self.layout.computes_loss else torch.zeros_like(results)
+        totals = self._evaluated(corpus, count)
         dist.all_reduce(totals)
         self._evaluated_step = self.step
         if self.reporter:
@@ -343,6 +332,27 @@ class Trainer:
             self.reporter.send(
                 Evaluated(step=self.step, loss=loss, sample_count=count, evaluate_s=evaluate_s, accuracy=accuracy)
             )
+
+    def _evaluated(self, corpus: Corpus, count: int) -> Tensor:
+        """Return this rank's part of mean loss and share of right answers over the first samples of a data set.
+
+        A global batch at a time: that is what the plan's micro-batch counts hold, and what memory is planned for.
+        """
+        totals = torch.zeros(2, dtype=torch.float64, device=self.layout.device)
+        for first in range(0, count, self.train.global_batch):
+            ids = range(first, min(first + self.train.global_batch, count))
+            plan = self.layout.step_plan(len(ids), is_training=False)
+            feed = Feed(
+                corpus=corpus,
+                ids=ids,
+                first_position=first,
+                batches=plan.batches,
+                seed=self.train.seed,
+                is_training=False,
+                device=self.layout.device,
+            )
+            totals += torch.stack(self.layout.run(plan, feed)).double() * (len(ids) / count)
+        return totals if self.layout.computes_loss else torch.zeros_like(totals)
 
     # Saves -----------------------------------------------------------------------------------------------------
 
