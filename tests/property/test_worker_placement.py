@@ -14,7 +14,7 @@ from arena.domain.parameters import Parameter, parameters_of
 from arena_agent.worker.groups import Groups
 from arena_agent.worker.optimizer import initialise
 from arena_agent.worker.placement import Placement
-from arena_agent.worker.units import Run, UnitBuilder, runs_of
+from arena_agent.worker.units import Run, Unit, UnitBuilder, runs_of
 from arena_agent.worker.weights import initial_weight
 from tests.property.layout_strategies import LAYERS, layouts
 
@@ -147,11 +147,23 @@ def test_every_element_is_counted_once_written_once_and_starts_alike_everywhere(
 
 def runs_on(placement: Placement, rank: int) -> list[Run]:
     """Return a rank's initialised runs; laying them out needs no process group."""
-    alone = Groups(sharers={}, layer={}, downstream=None, upstream=None)  # type: ignore[arg-type]  # never used
-    builder = UnitBuilder(placement=placement, rank=rank, groups=alone, dtype=torch.float32, device=torch.device("cpu"))
-    runs = [run for unit in builder.units() for run in runs_of(unit, rank)]
+    runs = [run for unit in units_on(placement, rank) for run in runs_of(unit, rank)]
     initialise(runs, 0)
     return runs
+
+
+def units_on(placement: Placement, rank: int) -> list[Unit]:
+    alone = Groups(sharers={}, layer={}, downstream=None, upstream=None)  # type: ignore[arg-type]  # never used
+    builder = UnitBuilder(placement=placement, rank=rank, groups=alone, dtype=torch.float32, device=torch.device("cpu"))
+    return builder.units()
+
+
+@pytest.mark.parametrize(("text", "has_whole"), [("dp2 zero2", True), ("dp2 zero3", False), ("dp1 zero3", False)])
+def test_sharded_weights_are_never_whole_at_once_not_even_at_the_start(text: str, *, has_whole: bool) -> None:
+    model = {"family": "gpt", "layers": LAYERS, "hidden": 16, "heads": 4}
+    train = TrainSpec.model_validate({"model": model, "global_batch": 8})
+    units = units_on(Placement(spec=train.model, plan=parse_plan(text, layer_count=LAYERS)), 0)
+    assert {unit.weights.untyped_storage().nbytes() > 0 for unit in units} == {has_whole}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ class WeightGathers:
 
     def __post_init__(self) -> None:
         self.units = [unit for unit in self.units if unit.zero == 3]
-        self._whole = {id(unit) for unit in self.units}
 
     def attach(self, chunk: Chunk) -> None:
         """Follow the passes through a chunk."""

@@ -115,7 +115,7 @@ class Unit:
         chunk: Which chunk of the pipeline they belong to.
         zero: How far they are sharded.
         size: Elements of the memory.
-        weights: The memory, in the working precision.
+        weights: The memory, in the working precision; where weights are sharded it is there while they are used.
         gradients: Gradient memory in float32, kept where gradients are not sharded.
         parameters: The modules' parameters, views of ``weights``.
         buckets: In an order that all sharers agree on.
@@ -217,6 +217,9 @@ class UnitBuilder:
         # One order for all ranks, or two that share several buckets would wait for each other; whoever is alone last.
         for ranks in sorted(by_sharers, key=lambda ranks: (len(ranks) == 1, ranks)):
             unit.buckets.append(self._bucket(unit, by_sharers[ranks], ranks, ends))
+        if zero == 3:
+            # All units' whole weights at once are what sharding is there to avoid, at the start as well.
+            unit.weights.untyped_storage().resize_(0)
         return unit
 
     def _bucket(self, unit: Unit, segments: Sequence[Segment], ranks: tuple[int, ...], ends: Sequence[int]) -> Bucket:
