@@ -17,7 +17,10 @@ import numpy as np
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.planner.calibration import CALIBRATION, Calibration
-from arena.planner.candidates import Candidates, Floats
+from arena.planner.candidates import Candidates, Flags, Floats
+
+_BUS_BYTES_PER_S = 32e9
+"""Up to what bandwidth a link is taken for PCIe (4.0 x16), which GPUs share with others and their host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,14 @@ class Tier:
 
     bandwidth_bytes_per_s: float
     latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """From each stage to another: a ``Tier`` for every stage, ``[n, p]``."""
+
+    bandwidth_bytes_per_s: Floats
+    latency_s: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +66,8 @@ class Links:
         shard: Replicas that ZeRO divides state over.
         expert: Replicas that spread experts among them.
         expert_data: Replicas that hold the same experts.
-        pipeline: Sends between stages.
+        on: Sends to the next stage.
+        back: Sends to the stage before.
     """
 
     tensor: Ring
@@ -63,13 +75,16 @@ class Links:
     shard: Ring
     expert: Ring
     expert_data: Ring
-    pipeline: Tier
+    on: Hop
+    back: Hop
 
 
 def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
     """Return the links inside a node and between nodes, by what they reach."""
+    is_bus = gpu_type.link_bandwidth_bytes_per_s <= _BUS_BYTES_PER_S
     inside = Tier(
-        bandwidth_bytes_per_s=calibration.link_share * gpu_type.link_bandwidth_bytes_per_s,
+        bandwidth_bytes_per_s=(calibration.bus_share if is_bus else calibration.link_share)
+        * gpu_type.link_bandwidth_bytes_per_s,
         latency_s=gpu_type.link_latency_s,
     )
     across = Tier(
@@ -93,7 +108,8 @@ def links_of(
     def ring(ranks: Floats, nodes: Floats) -> Ring:
         return _ring(inside, across, ranks, nodes, calibration)
 
-    nodes = _nodes_spanned(group, candidates)
+    nodes, crossing = _nodes_spanned(group, candidates)
+    on = _hops(inside, across, group, candidates, crossing)
     dp, tp = candidates.dp.astype(np.float64), candidates.tp.astype(np.float64)
     data = shard = ring(dp, nodes)
     if shard_ranks_max is not None:
@@ -110,7 +126,11 @@ def links_of(
         shard=shard,
         expert=expert,
         expert_data=expert_data,
-        pipeline=inside if group.node_count == 1 else across,
+        on=on,
+        back=Hop(
+            bandwidth_bytes_per_s=np.roll(on.bandwidth_bytes_per_s, 1, axis=1),
+            latency_s=np.roll(on.latency_s, 1, axis=1),
+        ),
     )
 
 
@@ -132,7 +152,7 @@ def all_to_all_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) ->
     return seconds
 
 
-def send_s(tier: Tier, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
+def send_s(tier: Tier | Hop, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
     """Seconds of ``count`` messages with ``size_bytes`` in all."""
     seconds: Floats = size_bytes / tier.bandwidth_bytes_per_s + count * tier.latency_s
     return seconds
@@ -158,10 +178,24 @@ def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, ca
     )
 
 
-def _nodes_spanned(group: GpuGroup, candidates: Candidates) -> Floats:
-    """Return the nodes that the ranks of each stage lie on, ``[n, p]``."""
+def _hops(inside: Tier, across: Tier, group: GpuGroup, candidates: Candidates, crossing: Flags) -> Hop:
+    """Return the links from each stage to the next; stages smaller than a node have more of its network each."""
+    node_size = float(max(count for part in group.parts for count in part.node_counts))
+    senders = np.minimum(candidates.gpu_count, node_size)
+    network = np.broadcast_to(across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
+    return Hop(
+        bandwidth_bytes_per_s=np.where(crossing, network, inside.bandwidth_bytes_per_s),
+        latency_s=np.where(crossing, across.latency_s, inside.latency_s),
+    )
+
+
+def _nodes_spanned(group: GpuGroup, candidates: Candidates) -> tuple[Floats, Flags]:
+    """Return the nodes that the ranks of each stage lie on, and whether some lie apart from the next stage's.
+
+    Both ``[n, p]`` (nodes ``[n, 1]`` where there is one). The last stage's next is the first, for interleaved chunks.
+    """
     if group.node_count == 1:
-        return np.ones((len(candidates), 1))
+        return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
     counts = [count for part in group.parts for count in part.node_counts]
     boundaries = np.array(list(accumulate(counts))[:-1], dtype=np.int64)
     # Many candidates lie alike: those with the same stages.
@@ -170,6 +204,10 @@ def _nodes_spanned(group: GpuGroup, candidates: Candidates) -> Floats:
     is_stage = np.arange(candidates.stage_mask.shape[1])[None, :] < shapes[:, -1:]
     size = np.where(is_stage, shapes[:, :-1], 0)
     ends = np.cumsum(size, axis=1)
-    inside = np.searchsorted(boundaries, ends, side="left") - np.searchsorted(boundaries, ends - size, side="right")
-    node_count: Floats = (1.0 + np.where(is_stage, inside, 0))[which.reshape(-1)]
-    return node_count
+    first = np.searchsorted(boundaries, ends - size, side="right")
+    last = np.searchsorted(boundaries, ends, side="left")
+    crossing = np.roll(last, -1, axis=1) != first
+    crossing[:, -1] = True
+    ends_here = np.arange(is_stage.shape[1])[None, :] == shapes[:, -1:] - 1
+    which = which.reshape(-1)
+    return (1.0 + np.where(is_stage, last - first, 0))[which], (crossing | ends_here)[which]

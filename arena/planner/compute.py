@@ -13,7 +13,7 @@ from arena.domain.parallel import Recompute
 from arena.planner.activations import ONLY_NONE, Kept, Spread
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
-from arena.planner.hardware import peak_flops_per_s
+from arena.planner.hardware import MULTIPROCESSORS, peak_flops_per_s
 from arena.planner.implementation import WORKER, Attention, Implementation
 from arena.planner.model import ModelCost, Part, Product
 
@@ -31,6 +31,9 @@ _KERNEL_ALIGNMENT = 64
 
 _HEAD_ALIGNMENT = 8
 """Numbers in 16 bit that a tensor core loads at once: heads of other sizes take slow kernels."""
+
+_TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.95), (64.0, 128.0, 0.8), (128.0, 64.0, 0.8))
+"""Rows and columns of the tiles of common kernels, and what share of the largest ones' rate they reach."""
 
 _BLEND = 4.0
 """Norm that blends the bounds of computing and memory: a product near the ridge reaches neither."""
@@ -83,16 +86,28 @@ class _Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Forward:
-    """Seconds of a part's forward pass, ``[u]`` each: attention scores apart, as their backward pass differs."""
+class _Times:
+    """Seconds of a part, ``[u]`` each: of its products with weights, attention scores, and what lies between them.
 
+    Args:
+        products_back_s: Of the products of the backward pass.
+    """
+
+    products_s: Floats
+    products_back_s: Floats
     scores_s: Floats
     rest_s: Floats
 
     @property
-    def total_s(self) -> Floats:
-        """The whole."""
-        return self.scores_s + self.rest_s
+    def forward_s(self) -> Floats:
+        """The forward pass."""
+        return self.products_s + self.scores_s + self.rest_s
+
+    def both_s(self, *, is_flash: bool) -> Floats:
+        """Forward and backward pass; attention that stores no scores computes them once more."""
+        passes = _FLASH_FORWARD_AND_BACKWARD if is_flash else _FORWARD_AND_BACKWARD
+        together = self.products_s + self.products_back_s + passes * self.scores_s
+        return together + _FORWARD_AND_BACKWARD * self.rest_s
 
 
 def stage_compute_s(
@@ -134,18 +149,16 @@ def distinct_shards(candidates: Candidates) -> tuple[Shards, Ints]:
 def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> tuple[Floats, Floats, Floats]:
     """Return a part's seconds under each recomputation setting, ``[u]`` each."""
     kernels = part.kernel_count + part.expert_kernel_count * part.expert_count / shards.ep
-    forward = _forward(part.products, part.kept, part=part, machine=machine, shards=shards, kernels=kernels)
-    is_flash = machine.implementation.attention is Attention.FLASH
-    passes = _FLASH_FORWARD_AND_BACKWARD if is_flash else _FORWARD_AND_BACKWARD
-    none_s = _FORWARD_AND_BACKWARD * forward.rest_s + passes * forward.scores_s
+    times = _times(part.products, part.kept, part=part, machine=machine, shards=shards, kernels=kernels)
+    none_s = times.both_s(is_flash=machine.implementation.attention is Attention.FLASH)
     if not part.is_layer:
         return none_s, none_s, none_s
     core_only = machine.implementation.recomputes_core_only
     attention = [one for one in part.products if one.is_attention and (one.head_size or not core_only)]
     again = [kept for kept in part.kept if kept.modes == ONLY_NONE and (kept.is_score or not core_only)]
     kernels = np.full_like(shards.tp, part.attention_kernel_count / (2.0 if core_only else 1.0))
-    attention_s = _forward(attention, again, part=part, machine=machine, shards=shards, kernels=kernels).total_s
-    return none_s, none_s + attention_s, none_s + forward.total_s
+    attention_s = _times(attention, again, part=part, machine=machine, shards=shards, kernels=kernels).forward_s
+    return none_s, none_s + attention_s, none_s + times.forward_s
 
 
 def held_parameters(part: Part, shards: Shards) -> Floats:
@@ -155,7 +168,7 @@ def held_parameters(part: Part, shards: Shards) -> Floats:
     return held
 
 
-def _forward(
+def _times(
     products: Iterable[Product],
     kept: Iterable[Kept],
     *,
@@ -163,42 +176,72 @@ def _forward(
     machine: _Machine,
     shards: Shards,
     kernels: Floats,
-) -> _Forward:
+) -> _Times:
     """Return the seconds of products, and of the memory traffic of the operators between them."""
-    scores_s, rest_s = np.zeros_like(shards.tp), kernels * machine.launch_s
+    forward_s, back_s, scores_s = (np.zeros_like(shards.tp) for _ in range(3))
     for product in products:
         if product.head_size:
             scores_s += _scores_s(product, machine, shards)
-        else:
-            pieces = part.expert_count / shards.ep if product.is_expert else np.ones_like(shards.tp)
-            rest_s += pieces * _product_s(product, machine, shards, pieces)
+            continue
+        pieces = part.expert_count / shards.ep if product.is_expert else np.ones_like(shards.tp)
+        forward, back = _product_s(product, machine, shards, pieces)
+        forward_s += pieces * forward
+        back_s += pieces * back
     traffic_bytes = 4.0 * part.logits_elements * shards.samples / shards.divisor(part.logits_spread)
     for tensor in kept:
         if Recompute.NONE in tensor.modes:
             each = tensor.element_bytes or ELEMENT_BYTES[machine.precision]
             traffic_bytes += tensor.elements * each * shards.samples / shards.divisor(tensor.spread)
     passes = machine.calibration.activation_passes
-    rest_s += passes * traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s
-    return _Forward(scores_s=scores_s, rest_s=rest_s)
+    rest_s = passes * traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s + kernels * machine.launch_s
+    return _Times(products_s=forward_s, products_back_s=back_s, scores_s=scores_s, rest_s=rest_s)
 
 
-def _product_s(product: Product, machine: _Machine, shards: Shards, pieces: Floats) -> Floats:
-    """Return the seconds of a product with a weight: bound by computing or by memory, the two blended."""
-    flops = product.flops_per_sample * shards.samples / (shards.divisor(product.spread) * pieces)
+def _product_s(product: Product, machine: _Machine, shards: Shards, pieces: Floats) -> tuple[Floats, Floats]:
+    """Return the seconds of a product with a weight in the forward and in the backward pass.
+
+    Each product is bound by computing or by memory, the two blended. The backward pass makes the gradients of the
+    input and of the weight, whose tiles fill the processors in their own way.
+    """
+    divisor = shards.divisor(product.spread)
+    flops = product.flops_per_sample * shards.samples / (divisor * pieces)
     compute_s = flops / machine.product_flops_per_s
     if not product.inner:
-        return compute_s
-    divisor = shards.divisor(product.spread)
+        return compute_s, 2.0 * compute_s
     inner = product.inner / divisor if product.splits_inner else np.full_like(divisor, product.inner)
     outer = np.full_like(divisor, product.outer) if product.splits_inner else product.outer / divisor
+    positions = flops / (2.0 * inner * outer)
     if machine.has_tensor_cores:
         is_aligned = (inner % _KERNEL_ALIGNMENT == 0) & (outer % _KERNEL_ALIGNMENT == 0)
         compute_s = compute_s / np.where(is_aligned, 1.0, machine.calibration.unaligned_share)
-    elements = flops / 2.0 * (1.0 / inner + 1.0 / outer) + inner * outer
+    elements = positions * (inner + outer) + inner * outer
     bandwidth = machine.gpu_type.memory_bandwidth_bytes_per_s * machine.calibration.product_bandwidth_share
     memory_s = elements * ELEMENT_BYTES[machine.precision] / bandwidth
-    seconds: Floats = (compute_s**_BLEND + memory_s**_BLEND) ** (1.0 / _BLEND)
-    return seconds
+
+    def bound_s(rows: Floats, columns: Floats) -> Floats:
+        tiled_s = compute_s * _tiling(rows, columns, machine)
+        seconds: Floats = (tiled_s**_BLEND + memory_s**_BLEND) ** (1.0 / _BLEND)
+        return seconds
+
+    return bound_s(positions, outer), bound_s(positions, inner) + bound_s(inner, outer)
+
+
+def _tiling(rows: Floats, columns: Floats, machine: _Machine) -> Floats:
+    """Return by what a product is slower because its last wave of tiles does not fill the processors.
+
+    Kernels compute one tile on each processor at a time; the best of some tile shapes is taken. A part of the loss is
+    saved by splitting sums, which the constant holds.
+    """
+    processors = MULTIPROCESSORS.get(machine.gpu_type.name)
+    if processors is None:
+        return np.ones_like(rows)
+    best = np.zeros_like(rows)
+    for height, width, share in _TILES:
+        tiles = np.ceil(rows / height) * np.ceil(columns / width)
+        whole = rows * columns / (height * width * processors)
+        best = np.maximum(best, share * whole / np.ceil(tiles / processors))
+    loss: Floats = 1.0 + machine.calibration.tiling_share * (1.0 / best - 1.0)
+    return loss
 
 
 def _scores_s(product: Product, machine: _Machine, shards: Shards) -> Floats:

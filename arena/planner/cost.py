@@ -159,9 +159,7 @@ def _step(setting: _Setting, group: GpuGroup, candidates: Candidates, held: Hold
     )
     stages = _stage_times(setting, candidates, links=links, held=held)
     pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
-    sync_s = _sync_s(setting, candidates, links, held)
-    if implementation.overlaps_gradients:
-        sync_s = setting.exposed_s(sync_s, BACKWARD_SHARE * stages.compute_s)
+    sync_s = _sync_s(setting, candidates, links, held) + _scatter_s(setting, candidates, links, held, stages.compute_s)
     update_s = _update_s(setting.gpu_type, candidates, held)
     return _Step(
         stages=stages,
@@ -187,7 +185,7 @@ def _stage_times(setting: _Setting, candidates: Candidates, *, links: Links, hel
         tensor_s=_tensor_s(model, train, candidates, links),
         expert_s=_expert_s(model, train, candidates, links),
         shard_s=setting.exposed_s(shard_s, compute_s) if implementation.overlaps_shards else shard_s,
-        send_s=setting.calibration.send_exposed_share * _send_s(model, train, candidates, links),
+        send_s=setting.calibration.send_times * _send_s(setting, candidates, links),
     )
 
 
@@ -263,35 +261,49 @@ def _whole_s(links: Links, held: Holdings, bytes_each: float) -> Floats:
     return dense_s + all_reduce_s(links.expert_data, held.expert * bytes_each)
 
 
-def _send_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
+def _send_s(setting: _Setting, candidates: Candidates, links: Links) -> Floats:
     """Return the sends of one micro-batch: activations on, gradients back."""
+    model = setting.model
     first, last = candidates.chunk_first, candidates.chunk_last
     is_chunk = last > first
     inputs = model.by_unit(part.input_elements for part in model.parts)
     outputs = model.by_unit(part.output_elements for part in model.parts)
     goes_on, goes_back = is_chunk & (last < model.unit_count), is_chunk & (first > 0)
-    elements: Floats = np.where(goes_on, outputs[np.maximum(last - 1, 0)], 0.0)
-    elements += np.where(goes_back, inputs[np.minimum(first, model.unit_count - 1)], 0.0)
-    counts = (goes_on.sum(axis=2) + goes_back.sum(axis=2)).astype(np.float64)
-    sizes = candidates.by_cut(elements.sum(axis=2)) * _activation_bytes(train, candidates)
-    return send_s(links.pipeline, sizes / candidates.sequence_divisor, candidates.by_cut(counts))
+    divisor = candidates.tp if setting.implementation.splits_sends else candidates.sequence_divisor
+    one_element = _activation_bytes(setting.train, candidates) / divisor
+    seconds = np.zeros((len(candidates), candidates.depth))
+    for goes, elements, hop in (
+        (goes_on, outputs[np.maximum(last - 1, 0)], links.on),
+        (goes_back, inputs[np.minimum(first, model.unit_count - 1)], links.back),
+    ):
+        sizes = candidates.by_cut(np.where(goes, elements, 0.0).sum(axis=2)) * one_element
+        seconds += send_s(hop, sizes, candidates.by_cut(goes.sum(axis=2).astype(np.float64)))
+    return seconds
 
 
 def _sync_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings) -> Floats:
-    """Gradient synchronisation of each stage after its last micro-batch.
+    """Gathering of updated weights on each stage, unit by unit, under ZeRO-1 and ZeRO-2; ZeRO-3 has it in each step."""
+    zero = candidates.zero[:, None]
+    gather_s = _halves_s(links, held, state_bytes(setting.train).weights, _collectives(setting, candidates))
+    if setting.implementation.overlaps_shards:
+        gather_s = setting.calibration.unhidden_share * gather_s
+    return np.where(candidates.stage_mask & ((zero == 1) | (zero == 2)), gather_s, 0.0)
 
-    An all-reduce without sharding. Sharding works unit by unit, so it pays a latency for each: ZeRO-1 scatters
-    gradients and gathers weights, ZeRO-2 has only the gathering left, ZeRO-3 nothing. Where fewer ranks share state
-    than there are replicas, gradients are summed over all of them first.
+
+def _scatter_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings, compute_s: Floats) -> Floats:
+    """Synchronisation of gradients after a stage's last micro-batch that its backward pass does not hide.
+
+    An all-reduce without sharding, a reduce-scatter unit by unit under ZeRO-1; above, each micro-batch has its own.
+    Where fewer ranks share state than there are replicas, gradients are summed over all of them.
     """
     zero = candidates.zero[:, None]
-    units = _collectives(setting, candidates)
-    whole_s = _whole_s(links, held, setting.gradient_bytes)
-    is_divided_by_all = setting.implementation.shard_ranks_max is None
-    scatter_s = _halves_s(links, held, setting.gradient_bytes, units) if is_divided_by_all else whole_s
-    gather_s = _halves_s(links, held, state_bytes(setting.train).weights, units)
-    sync_s = np.select([zero == 0, zero == 1, zero == 2], [whole_s, scatter_s + gather_s, gather_s], 0.0)
-    return np.where(candidates.stage_mask, sync_s, 0.0)
+    scatter_s = whole_s = _whole_s(links, held, setting.gradient_bytes)
+    if setting.implementation.shard_ranks_max is None:
+        scatter_s = _halves_s(links, held, setting.gradient_bytes, _collectives(setting, candidates))
+    seconds = np.select([zero == 0, zero == 1], [whole_s, scatter_s], 0.0)
+    if setting.implementation.overlaps_gradients:
+        seconds = setting.exposed_s(seconds, BACKWARD_SHARE * compute_s)
+    return np.where(candidates.stage_mask, seconds, 0.0)
 
 
 def _update_s(gpu_type: GpuType, candidates: Candidates, held: Holdings) -> Floats:

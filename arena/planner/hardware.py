@@ -17,6 +17,32 @@ _TERA = 1e12
 _GIGA = 1e9
 _MICRO = 1e-6
 
+MULTIPROCESSORS: Mapping[str, int] = {
+    "v100-16": 80,
+    "v100-32": 80,
+    "t4": 40,
+    "rtx-2080ti": 68,
+    "titan-rtx": 72,
+    "rtx-3090": 82,
+    "rtx-4090": 128,
+    "a10": 72,
+    "a40": 84,
+    "a6000": 84,
+    "l40s": 142,
+    "a100-40": 108,
+    "a100-80": 108,
+    "a800": 108,
+    "h100": 132,
+    "h100-96": 132,
+    "h200": 132,
+    "gh200": 132,
+    "b200": 148,
+    "b300": 148,
+    "gb200": 148,
+    "gb300": 148,
+}
+"""Streaming multiprocessors by GPU type, from the vendor's architecture papers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figures:

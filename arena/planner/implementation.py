@@ -22,8 +22,11 @@ class Implementation:
     Args:
         gradient_bytes: Of an element when gradients are reduced; None where they are reduced as they are kept.
         overlaps_gradients: Gradients are reduced while the last micro-batch still runs backward.
-        overlaps_shards: Under ZeRO-2 and 3, weights are gathered and gradients scattered while others are worked on.
+        overlaps_shards: Sharded weights are gathered, and under ZeRO-2 and 3 gradients scattered, while others are
+            worked on.
         collectives_per_unit: Collectives in which a layer is gathered; 1 where its weights lie together.
+        splits_sends: Tensor-parallel ranks send a part each to the next stage, which gathers it inside its node
+            (Narayanan et al. 2021, section 4.1), instead of the whole each.
         recomputes_core_only: Selective recomputation leaves the projections of attention alone.
         shard_ranks_max: Most replicas over which ZeRO divides state; None divides over all.
     """
@@ -33,6 +36,7 @@ class Implementation:
     overlaps_gradients: bool = False
     overlaps_shards: bool = False
     collectives_per_unit: int = 1
+    splits_sends: bool = False
     recomputes_core_only: bool = False
     shard_ranks_max: int | None = None
 

@@ -267,14 +267,15 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
         name in (row.attention_impl.lower() or words) for name in ("flash", "sdpa", "fsdp")
     ) or row.attention_impl.startswith("TE")
     within = re.search(r"within (\d+)", words)
-    # Pure 16-bit training and plain fp16 reduce gradients as they come, bf16 with fp32 masters in fp32.
-    in_half = train.precision == "fp16" or "pure" in row.precision.lower()
+    # fp16, pure 16-bit training and ZeRO-1 reduce gradients as they come; bf16 with fp32 sums reduces these.
+    in_half = train.precision == "fp16" or "pure" in row.precision.lower() or words.startswith("zero1")
     return Implementation(
         attention=Attention.FLASH if is_flash else Attention.STORED,
         gradient_bytes=2.0 if in_half else None,
         overlaps_gradients=is_fsdp or "distopt" in words or "zero1" in words,
-        overlaps_shards=is_fsdp,
-        collectives_per_unit=1 if is_fsdp else 12,
+        overlaps_shards=is_fsdp or "distopt" in words,
+        collectives_per_unit=12 if words == "zero3" else 1,
+        splits_sends=words == "none",
         recomputes_core_only=True,
         shard_ranks_max=int(within[1]) if within else None,
     )

@@ -1,9 +1,9 @@
 """Fits the constants of ``arena.planner.calibration`` again, and scores each source with constants that never saw it.
 
-Two kinds are fitted: what single products and collectives tell (``microbenchmarks``), and what only whole training
-steps tell, by least squares of the logarithm of predicted over measured time with a robust loss. Every source counts
-equally in the sum, whatever its number of rows, up to ``_ROWS_OF_A_VOTE``; constants are kept near their start by a weak
-prior, so that one which the rows say nothing about stays put.
+Whole training steps tell them, by least squares of the logarithm of predicted over measured time with a robust loss. Of
+a large source only some rows are taken, evenly, and none counts for more than ``_ROWS_OF_A_VOTE`` rows. Constants are
+kept near their start by a weak prior, so that one which the rows say nothing about stays put. What single products and
+collectives tell is fitted by ``microbenchmarks.py``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,13 @@ FITTED_ON_RUNS = tuple(one.name for one in constants() if "training runs" in one
 """Constants that whole steps tell."""
 
 _ROWS_OF_A_VOTE = 20
+_ROWS_MAX = 40
 _PRIOR_WEIGHT = 0.03
 _OUTLIER = 0.1
 _STEP = 0.02
+_BOUNDS = {"launch_share": (0.3, 20.0), "activation_passes": (1.0, 10.0), "flash_head_size": (1.0, 256.0)}
+_SHARE_BOUNDS = (0.02, 1.0)
+_COUNT_BOUNDS = (0.01, 20.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +53,7 @@ class Fit:
     @classmethod
     def of(cls, cases: Sequence[Case]) -> Fit:
         """Return what to fit on: the 16-bit cases with a measured time."""
-        timed = [case for case in cases if case.time_s and case.row.is_sixteen_bit]
+        timed = _thinned([case for case in cases if case.time_s and case.row.is_sixteen_bit])
         counts = Counter(case.source for case in timed)
         weights = [min(1.0, np.sqrt(_ROWS_OF_A_VOTE / counts[case.source])) for case in timed]
         return cls(
@@ -71,7 +75,7 @@ class Fit:
             ]
         )
 
-    def best(self, start: Calibration, evaluations_max: int = 8) -> Calibration:
+    def best(self, start: Calibration, evaluations_max: int = 12) -> Calibration:
         """Return the constants that fit best."""
         first = np.log([getattr(start, name) for name in FITTED_ON_RUNS])
         prior = np.log([getattr(CALIBRATION, name) for name in FITTED_ON_RUNS])
@@ -80,17 +84,33 @@ class Fit:
             rows = self.weights * self.log_ratios(with_logs(start, logs))
             return np.concatenate((rows, _PRIOR_WEIGHT * (logs - prior)))
 
+        low, high = np.log([_bounds(name) for name in FITTED_ON_RUNS]).T
         found = least_squares(
             residuals,
-            first,
+            np.clip(first, low + 1e-6, high - 1e-6),
+            bounds=(low, high),
             loss="soft_l1",
             f_scale=_OUTLIER,
-            diff_step=_STEP,
+            diff_step=[_STEP],
             max_nfev=evaluations_max,
             xtol=1e-3,
             ftol=1e-3,
         )
         return with_logs(start, found.x)
+
+
+def _thinned(cases: list[Case]) -> list[Case]:
+    """Return at most ``_ROWS_MAX`` cases of each source, evenly taken."""
+    kept: list[Case] = []
+    for source in dict.fromkeys(case.source for case in cases):
+        same = [case for case in cases if case.source == source]
+        every = max(1, -(-len(same) // _ROWS_MAX))
+        kept.extend(same[::every])
+    return kept
+
+
+def _bounds(name: str) -> tuple[float, float]:
+    return _BOUNDS.get(name, _SHARE_BOUNDS if name.endswith("_share") or "_share_" in name else _COUNT_BOUNDS)
 
 
 def _time_s(case: Case, candidates: Candidates, calibration: Calibration) -> float:
