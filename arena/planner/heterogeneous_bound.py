@@ -84,11 +84,36 @@ class Program:
         nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
         return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
 
-    def cheaper_chain(self, pp: int, price: Floats, rho: float, time_s: float) -> Found | None:
-        """Return a chain of so many stages that might cost less than rho a micro-batch by a time, None if none does."""
-        level = self.level(pp, time_s)
+    def work(self, price: Floats) -> Floats:
+        """Return the least price x GPUs x seconds of a micro-batch, by the number of stages."""
+        is_stage = np.isfinite(self.time_s)
+        cost = (self.tp * price[self.part])[:, None] * np.where(is_stage, self.time_s, 0.0)
+        found: Floats = self._totals(np.where(is_stage, cost, np.inf)[None], None)[:, 0]
+        return found
+
+    def slowest_parts(self, pp: int, time_s: float) -> list[Floats]:
+        """Return what follows first stages, ``[k, l + 1]``, for each part that could be their slowest to do so.
+
+        All chains of a plan wait for the slowest. Parts that take longer have no first stage then: infinite.
+        """
+        after = self.table.after_s[self.level(pp, time_s)]
+        parts = np.unique(self.part)
+        least = np.stack([after[self.part == part].min(axis=0) for part in parts])
+        found: list[Floats] = []
+        for index in range(len(parts)):
+            is_slower = (least > least[index]) | ((least == least[index]) & (np.arange(len(parts)) > index)[:, None])
+            own = np.maximum(after, least[index][None])
+            found.append(np.where(is_slower[np.searchsorted(parts, self.part)], np.inf, own))
+        return found
+
+    def cheaper_chain(self, pp: int, price: Floats, rho: float, time_s: float, after: Floats) -> Found | None:
+        """Return a chain of so many stages that might cost less than rho a micro-batch by a time, None if none does.
+
+        Args:
+            after: What follows first stages, ``[k, l + 1]``.
+        """
         if pp == 1:
-            return self._whole(price, rho, time_s, level)
+            return self._whole(price, rho, time_s, after)
         least = float(self.least_sum_s[pp - 1])
         if not np.isfinite(least) or least > time_s:
             return None
@@ -96,7 +121,7 @@ class Program:
         edges = np.geomspace(least / pp * (1 - _EPSILON), max(slowest, least / pp) * (1 + _EPSILON), _INTERVALS + 1)
         low, high = edges[:-1], edges[1:]
         for turn in range(_ROUNDS):
-            slack, traced = self._slack(pp, price, rho, time_s, level, low, high)
+            slack, traced = self._slack((pp, rho, time_s), price, after, low, high)
             open_ = np.flatnonzero(slack < -_EPSILON * rho)
             if not len(open_):
                 return None
@@ -106,16 +131,12 @@ class Program:
             low, high = steps[:-1].ravel(), steps[1:].ravel()
         return None
 
-    def cheapest_sum(self, cost: Floats) -> float:
-        """Return the least sum of a cost of stages, ``[k, u]``, over pipelines of any depth."""
-        return float(self._totals(np.nan_to_num(cost, nan=np.inf)[None], None).min())
-
-    def _whole(self, price: Floats, rho: float, time_s: float, level: int) -> Found | None:
+    def _whole(self, price: Floats, rho: float, time_s: float, after: Floats) -> Found | None:
         """Chains of one stage, exactly."""
         layers = self.table.layer_count
         whole = self.which[0, layers]
         each = np.where(self.fits[0][:, whole], self.time_s[:, whole], np.inf)
-        room = (time_s - self.table.after_s[level, :, layers]) / each
+        room = np.where(np.isfinite(after[:, layers]), time_s - after[:, layers], 0.0) / each
         counts = np.minimum(np.floor(np.maximum(room, 0.0) * (1 + _EPSILON) + _EPSILON), self.table.need)
         slack = np.where(counts > 0, price[self.part] * self.tp - rho * counts, np.inf)
         best = int(slack.argmin())
@@ -124,17 +145,18 @@ class Program:
         return Found(cuts=(0, layers), kinds=(best,), slack=float(slack[best]))
 
     def _slack(
-        self, pp: int, price: Floats, rho: float, time_s: float, level: int, low: Floats, high: Floats
+        self, asked: tuple[int, float, float], price: Floats, after: Floats, low: Floats, high: Floats
     ) -> tuple[Floats, _Trace]:
         """Return the least of price minus rho c over chains in each interval, and how to trace it."""
+        pp, rho, time_s = asked
         times = self.time_s[None]
         allowed = times <= high[:, None, None]
         weight = (rho / low)[:, None, None]
         gpu = (price[self.part] * self.tp)[None, :, None]
         cost = np.where(allowed, gpu + weight * np.where(np.isfinite(times), times, 0.0), np.inf)
-        after = self.table.after_s[level][None] * weight
+        weighted = after[None] * weight
         trace = _Trace(which=self.which)
-        total = self._totals(cost, after, pp=pp, trace=trace)[pp - 1]
+        total = self._totals(cost, weighted, pp=pp, trace=trace)[pp - 1]
         slack: Floats = total - rho * (1.0 + time_s / low)
         trace.slack = slack
         # A chain never does more than all micro-batches, nor a part of one.

@@ -85,11 +85,11 @@ class Mix:
         return (*setting, self.cuts, self.kinds.tobytes(), self.replicas.tobytes(), self.counts.tobytes())
 
 
-def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, level: int) -> Chains | None:
+def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, after: Floats) -> Chains | None:
     """Return chains for a way to cut the layers, None where no kind holds a stage.
 
     Args:
-        level: Of ``NODE_LEVELS``: how far first stages spread at least.
+        after: What follows first stages at the least, ``[k, l + 1]``.
     """
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
     left = np.arange(len(starts), 0, -1)
@@ -100,10 +100,10 @@ def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, level: 
     kinds = _combinations(times, table.kinds, part_count)
     if not len(kinds):
         return None
-    return chains_with(table, cuts, kinds, part_count, level)
+    return chains_with(table, cuts, kinds, part_count, after)
 
 
-def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int, level: int) -> Chains:
+def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int, after: Floats) -> Chains:
     """Return the chains with some kinds, ``[c, p]``."""
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
     each = table.time_s[kinds, starts[None, :], ends[None, :]]
@@ -114,7 +114,7 @@ def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_coun
         table=table,
         cuts=cuts,
         kinds=kinds,
-        sum_s=each.sum(axis=1) + table.after_s[level, kinds[:, 0], ends[0]],
+        sum_s=each.sum(axis=1) + after[kinds[:, 0], ends[0]],
         slowest_s=each.max(axis=1),
         gpus=gpus,
     )

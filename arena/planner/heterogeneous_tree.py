@@ -116,7 +116,7 @@ class Hunt:
         pp = len(cuts) - 1
         latest = self._latest_s()
         level = program.level(pp, latest) if np.isfinite(latest) else 0
-        chains = chains_of(table, cuts, len(self.stock), level)
+        chains = chains_of(table, cuts, len(self.stock), table.after_s[level])
         if chains is None:
             return
         found: list[tuple[float, int, Mix]] = []
@@ -206,63 +206,73 @@ class Hunt:
 
     def _time_bound(self) -> float:
         """Prove that no plan is faster than a little less than the best; cuts that are met on the way are tried."""
-        worst = 0
-        done: set[tuple[int, int]] = set()
         if not np.isfinite(self.incumbent):
             return float("inf")
-        while True:
-            before = self.incumbent
-            for index, program in enumerate(self.programs):
-                for pp in range(1, program.pp_max + 1):
-                    if (index, pp) not in done:
-                        worst = max(worst, self._share_proven(program, pp, worst))
-                        done.add((index, pp))
-            if self.incumbent == before:
-                return self._time_at(worst)
-            # What was proven of a slower plan's time holds of less of this one's.
-            share = 1.0 - self._time_at(worst) * self.incumbent / before / self.incumbent
-            if before * (1.0 - share) >= self._time_at(worst):
-                return self._time_at(worst)
-            return before * (1.0 - share)
+        worst, proven = 0, float("inf")
+        for program in self.programs:
+            for pp in range(1, program.pp_max + 1):
+                while worst < len(_SHARES) and not self._is_proven(program, pp, self._time_at(worst), tries=worst < 4):
+                    worst += 1
+                proven = min(proven, self._time_at(worst))
+        return proven
 
     def _time_at(self, index: int) -> float:
         if index >= len(_SHARES):
             return 0.0
         return self.incumbent * (1.0 - self.space.gap) * (1.0 - _SHARES[index])
 
-    def _share_proven(self, program: Program, pp: int, worst: int) -> int:
-        """Return the least index of ``_SHARES``, from one on, at which no plan of so many stages is as fast."""
-        for index in range(worst, len(_SHARES)):
-            if self._is_proven(program, pp, self._time_at(index), tries=index == worst):
-                return index
-        return len(_SHARES)
-
     def _is_proven(self, program: Program, pp: int, time_s: float, *, tries: bool) -> bool:
-        layers = program.table.layer_count
-        cuts = tuple(round(index * layers / pp) for index in range(pp + 1))
-        level = program.level(pp, time_s)
         if program.least_sum_s[pp - 1] > time_s:
             return True
-        pool = chains_of(program.table, cuts, len(self.stock), level)
         centre = self._normal(self.price if self.price is not None else self._speeds(program))
-        price = centre
-        for _ in range(self.space.price_steps_max):
-            rho = float(price @ self.stock) / program.table.need
+        if program.work(centre)[pp - 1] * program.table.need >= time_s:
+            return True
+        proves = self._is_class_proven if pp > 2 else self._are_cuts_proven
+        return all(proves(program, pp, time_s, after, tries=tries) for after in program.slowest_parts(pp, time_s))
+
+    def _are_cuts_proven(self, program: Program, pp: int, time_s: float, after: Floats, *, tries: bool) -> bool:
+        """Ask the linear program over all chains, for one way to cut after the other."""
+        layers = program.table.layer_count
+        price = self._normal(self.price if self.price is not None else self._speeds(program))
+        for cuts in [(0, layers)] if pp == 1 else [(0, at, layers) for at in range(1, layers)]:
+            chains = chains_of(program.table, cuts, len(self.stock), after)
+            if chains is None:
+                continue
+            counts = chains.counts(time_s)
+            if (chains.gpus @ price * program.table.need >= counts).all():
+                continue
             self.asked += 1
-            found = program.cheaper_chain(pp, price, rho, time_s)
+            master = most_work(counts, chains.gpus, self.stock)
+            if master.value >= program.table.need:
+                if tries:
+                    self._try(program, cuts)
+                return False
+            price = self._normal(master.price) if master.price.any() else price
+        self.price = price
+        return True
+
+    def _is_class_proven(self, program: Program, pp: int, time_s: float, after: Floats, *, tries: bool) -> bool:
+        """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
+        pool: Chains | None = None
+        price = centre = self._normal(self.price if self.price is not None else self._speeds(program))
+        for _ in range(self.space.price_steps_max):
+            self.asked += 1
+            found = program.cheaper_chain(pp, price, 1.0 / program.table.need, time_s, after)
             if found is None:
                 self.price = price
                 return True
             if tries:
                 self._try(program, found.cuts)
-            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock), level)
+            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock), after)
             pool = more if pool is None else pool.joined(more)
             master = most_work(pool.counts(time_s), pool.gpus, self.stock)
-            if master.value >= program.table.need or not master.price.any():
+            if master.value >= program.table.need:
                 return False
-            # The program's own prices jump from corner to corner; halfway to what held before they settle sooner.
-            price = 0.5 * (centre + self._normal(master.price))
-            centre = price
+            if master.price.any():
+                # The program's own prices jump from corner to corner; near to what held before they settle sooner.
+                centre = price = 0.5 * (centre + self._normal(master.price))
+            else:
+                centre = price = self._normal(centre + np.where(pool.gpus.sum(axis=0) > 0, centre, 0.0))
         return False
 
     def _normal(self, price: Floats) -> Floats:
@@ -280,11 +290,9 @@ class Hunt:
         price = self.goal.price
         work, time_s = float("inf"), float("inf")
         for program in self.programs:
-            each = program.table.need * program.tp[:, None] * program.time_s
-            work = min(work, program.cheapest_sum(each * price[program.part][:, None]))
+            work = min(work, program.table.need * float(program.work(price).min()))
             speed = self._speeds(program)
-            total = program.cheapest_sum(each * speed[program.part][:, None])
-            time_s = min(time_s, total / float(speed @ self.stock))
+            time_s = min(time_s, program.table.need * float(program.work(speed).min()) / float(speed @ self.stock))
         limit = self.goal.constraints.usd_per_step_max
         if limit is not None and work > limit:
             return float("inf")
