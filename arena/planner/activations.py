@@ -71,12 +71,14 @@ class Operators:
     Args:
         has_fused_rms_norm: CUDA's RMSNorm keeps its input and one number per position; where there is none (CPU),
             it is composed of others that keep the input and the normalised input, both in fp32.
-        stores_scores: Attention without a fused kernel keeps its softmax, a dropout mask and the dropped weights
-            (Korthikanti et al. 2022: 5 bytes for each score in 16 bit).
+        stores_scores: Attention without a fused kernel keeps its softmax.
+        drops_weights: It also keeps a dropout mask and the dropped weights (Korthikanti et al. 2022: 5 bytes for each
+            score in 16 bit together).
     """
 
     has_fused_rms_norm: bool
     stores_scores: bool = False
+    drops_weights: bool = False
 
 
 def kept_by_layer(spec: ModelSpec, operators: Operators) -> tuple[Kept, ...]:
@@ -220,8 +222,9 @@ def _attention(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     weights = spec.heads * positions**2
     if operators.stores_scores and not is_dropping:
         yield _kept("softmax of scores", weights, Spread.SPLIT, modes=ONLY_NONE)
-        yield _kept("mask of weights", weights, Spread.SPLIT, element_bytes=_FLAG, modes=ONLY_NONE)
-        yield _kept("dropped weights", weights, Spread.SPLIT, modes=ONLY_NONE)
+        if operators.drops_weights:
+            yield _kept("mask of weights", weights, Spread.SPLIT, element_bytes=_FLAG, modes=ONLY_NONE)
+            yield _kept("dropped weights", weights, Spread.SPLIT, modes=ONLY_NONE)
         return
     if not is_dropping:
         if spec.family in SWIGLU_FAMILIES:

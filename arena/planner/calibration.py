@@ -40,28 +40,33 @@ class Calibration:
     """The constants by name."""
 
     product_share_volta: float = _constant(0.6, "of the peak, large product", _RUNS)
-    product_share_t4: float = _constant(0.2486, "of the peak, large product", _RUNS)
-    product_share_ampere: float = _constant(0.7698, "of the peak, large product", _RUNS)
-    product_share_hopper: float = _constant(0.5866, "of the peak, large product", _RUNS)
+    product_share_t4: float = _constant(0.2469, "of the peak, large product", _RUNS)
+    product_share_ampere: float = _constant(0.7797, "of the peak, large product", _RUNS)
+    product_share_hopper: float = _constant(0.5992, "of the peak, large product", _RUNS)
     product_share_blackwell: float = _constant(0.65, "of the peak, large product", _RUNS)
     product_bandwidth_share: float = _constant(0.77, "of the memory bandwidth", _PRODUCTS)
-    tiling_share: float = _constant(0.6758, "of the loss to unfilled waves of tiles that remains", _RUNS)
-    flash_share: float = _constant(0.3633, "of a large product's rate, long heads", _RUNS)
-    flash_head_size: float = _constant(1.272, "head size at which half of that is reached", _RUNS)
-    stored_share: float = _constant(0.324, "of a large product's rate", _RUNS)
-    odd_head_share: float = _constant(0.1069, "of the rate, head size no multiple of 8", _RUNS)
-    unaligned_share: float = _constant(0.9995, "of the rate, width no multiple of 64 on a rank", _RUNS)
-    activation_passes: float = _constant(1.974, "reads and writes of each kept activation, forward", _RUNS)
-    launch_share: float = _constant(7.522, "of the launch latency that is not hidden", _RUNS)
+    tiling_share: float = _constant(0.5134, "of the loss to unfilled waves of tiles that remains", _RUNS)
+    flash_share: float = _constant(0.3556, "of a large product's rate, long heads", _RUNS)
+    flash_head_size: float = _constant(1, "head size at which half of that is reached", _RUNS)
+    stored_share: float = _constant(0.3747, "of a large product's rate", _RUNS)
+    odd_head_share: float = _constant(0.1034, "of the rate, head size no multiple of 8", _RUNS)
+    unaligned_share: float = _constant(0.9291, "of the rate, width no multiple of 64 on a rank", _RUNS)
+    activation_passes: float = _constant(2.096, "reads and writes of each kept activation, forward", _RUNS)
+    launch_share: float = _constant(8.416, "of the launch latency that is not hidden", _RUNS)
     link_share: float = _constant(0.72, "of the nominal link bandwidth", _COLLECTIVES)
-    bus_share: float = _constant(0.3311, "of the nominal bandwidth of links over PCIe", _RUNS)
+    bus_share: float = _constant(0.3396, "of the nominal bandwidth of links over PCIe", _RUNS)
     network_share: float = _constant(0.75, "of the nominal network bandwidth", _COLLECTIVES)
-    network_crowding: float = _constant(0.125, "loss of network bandwidth for each doubling of the nodes", _RUNS)
+    network_crowding: float = _constant(0.1326, "loss of network bandwidth for each doubling of the nodes", _RUNS)
     collective_latencies: float = _constant(4, "link latencies of a collective", _COLLECTIVES)
-    hop_latencies: float = _constant(2.299, "latencies of each rank in a ring", _RUNS)
-    send_times: float = _constant(2.464, "times a send counts: sender and receiver wait, computing hides", _RUNS)
+    hop_latencies: float = _constant(3.939, "latencies of each rank in a ring", _RUNS)
+    send_times: float = _constant(2.59, "times a send counts: sender and receiver wait, computing hides", _RUNS)
     hiding_share: float = _constant(1, "of the computing that collectives can hide behind", _RUNS)
-    unhidden_share: float = _constant(0.2378, "of the collectives that is never hidden", _RUNS)
+    unhidden_share: float = _constant(0.2486, "of the collectives that is never hidden", _RUNS)
+    rank_context_bytes: float = _constant(
+        4.1e9,
+        "bytes of context, libraries, communication buffers and fragments on a GPU among others",
+        "62 device peaks of BLOOM prototypes and of OPT-350M on GH200",
+    )
 
     def product_share(self, gpu_name: str) -> float:
         """Return what share of its peak a GPU type reaches in large products."""

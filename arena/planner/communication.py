@@ -81,7 +81,7 @@ class Links:
 
 def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
     """Return the links inside a node and between nodes, by what they reach."""
-    is_bus = gpu_type.link_bandwidth_bytes_per_s <= _BUS_BYTES_PER_S
+    is_bus = gpu_type.link_bandwidth_bytes_per_s <= _BUS_BYTES_PER_S and gpu_type.name != "cpu"
     inside = Tier(
         bandwidth_bytes_per_s=(calibration.bus_share if is_bus else calibration.link_share)
         * gpu_type.link_bandwidth_bytes_per_s,

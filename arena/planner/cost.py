@@ -115,10 +115,11 @@ def evaluate(
     setting = _setting(train, gpu_type, implementation, calibration)
     held = holdings(setting.model, candidates)
     step = _step(setting, group, candidates, held)
+    memory = memory_by_stage(setting.model, train, gpu_type, candidates, held, implementation=implementation)
     return Estimates(
         iter_time_s=step.iter_time_s,
         breakdown_s=_breakdown(step, candidates),
-        memory_bytes_by_stage=memory_by_stage(setting.model, train, gpu_type, candidates, held).total,
+        memory_bytes_by_stage=memory.total,
         relative_error=np.full(len(candidates), MODELLED_RELATIVE_ERROR),
         usd_per_step=step.iter_time_s * group.gpu_count * gpu_type.usd_per_hour / 3600.0,
     )

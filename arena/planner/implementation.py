@@ -20,7 +20,9 @@ class Implementation:
     """What differs between training programs; the defaults describe Arena's own worker.
 
     Args:
+        drops_weights: Attention with stored scores has dropout.
         gradient_bytes: Of an element when gradients are reduced; None where they are reduced as they are kept.
+        kept_gradient_bytes: Of all copies of an element of the gradients together; None as the worker keeps them.
         overlaps_gradients: Gradients are reduced while the last micro-batch still runs backward.
         overlaps_shards: Sharded weights are gathered, and under ZeRO-2 and 3 gradients scattered, while others are
             worked on.
@@ -32,7 +34,9 @@ class Implementation:
     """
 
     attention: Attention = Attention.FLASH
+    drops_weights: bool = False
     gradient_bytes: float | None = None
+    kept_gradient_bytes: float | None = None
     overlaps_gradients: bool = False
     overlaps_shards: bool = False
     collectives_per_unit: int = 1

@@ -28,6 +28,7 @@ from arena.domain.cluster import GpuType
 from arena.domain.job import ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute
 from arena.planner.activations import Kept, Operators, Spread
+from arena.planner.calibration import CALIBRATION
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, candidate_of
 from arena.planner.compute import ELEMENT_BYTES
 from arena.planner.holdings import (
@@ -36,6 +37,7 @@ from arena.planner.holdings import (
     exchanged_together,
     gathered_on_rank,
     holdings,
+    state_bytes,
     state_on_rank,
 )
 from arena.planner.implementation import WORKER, Attention, Implementation
@@ -47,7 +49,7 @@ USABLE_SHARE = 0.94
 
 _CONTEXT_BYTES = 1 * GIB
 _CPU_CONTEXT_BYTES = 256 * MIB
-"""Driver context, libraries and communication buffers (on the CPU: the interpreter with its libraries)."""
+"""Driver context and libraries of a process alone (on the CPU: the interpreter with its libraries)."""
 
 _LOGITS_KEPT_BYTES = 4.0
 _LOGITS_GRADIENT_BYTES = 8.0
@@ -89,6 +91,7 @@ def operators_of(gpu_type: GpuType, implementation: Implementation = WORKER) -> 
     return Operators(
         has_fused_rms_norm=gpu_type.name != "cpu",
         stores_scores=implementation.attention is Attention.STORED,
+        drops_weights=implementation.drops_weights,
     )
 
 
@@ -98,28 +101,53 @@ def memory_of_plan(
     """Return what one plan of any form needs, ``[1, stages]``."""
     model = model_cost(train.model, operators_of(gpu_type, implementation))
     candidates = candidate_of(plan, train.global_batch)
-    return memory_by_stage(model, train, gpu_type, candidates, holdings(model, candidates))
+    held = holdings(model, candidates)
+    return memory_by_stage(model, train, gpu_type, candidates, held, implementation=implementation)
 
 
 def memory_by_stage(
-    model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates, held: Holdings
+    model: ModelCost,
+    train: TrainSpec,
+    gpu_type: GpuType,
+    candidates: Candidates,
+    held: Holdings,
+    *,
+    implementation: Implementation = WORKER,
 ) -> Memory:
     """Return what every stage of every candidate needs."""
-    context = _CPU_CONTEXT_BYTES if gpu_type.name == "cpu" else _CONTEXT_BYTES
+    context = _context(gpu_type, candidates)
     kept = _kept(model, train, candidates)
     in_flight = kept * _in_flight(candidates)
     together = exchanged_together(model, candidates, held)
     is_cpu = gpu_type.name == "cpu"
     exchange = exchange_on_rank(train, candidates, held, together, copies_operand=is_cpu)
     return Memory(
-        state=state_on_rank(train, candidates, held),
+        state=state_on_rank(train, candidates, held) + _other_gradients(train, candidates, held, implementation),
         gathered=gathered_on_rank(model, train, candidates, held),
         activations=in_flight + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates),
         exchange=np.maximum(exchange - _freed(train, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
-        context=np.where(candidates.stage_mask, float(context), 0.0),
+        context=np.where(candidates.stage_mask, context, 0.0),
     )
+
+
+def _other_gradients(
+    train: TrainSpec, candidates: Candidates, held: Holdings, implementation: Implementation
+) -> Floats:
+    """Return by how many bytes a program's gradients are more than the worker's."""
+    if implementation.kept_gradient_bytes is None:
+        return np.zeros(held.total.shape)
+    more = implementation.kept_gradient_bytes - state_bytes(train).gradients
+    return more * np.where(candidates.zero[:, None] >= 2, held.share, held.total)
+
+
+def _context(gpu_type: GpuType, candidates: Candidates) -> Floats:
+    """Return what a process takes beside tensors, ``[n, 1]``: a rank among others has communication buffers as well."""
+    if gpu_type.name == "cpu":
+        return np.full((len(candidates), 1), float(_CPU_CONTEXT_BYTES))
+    is_alone = (candidates.pp[:, None] == 1) & (candidates.gpu_count[:, :1] == 1)
+    return np.where(is_alone, float(_CONTEXT_BYTES), CALIBRATION.rank_context_bytes)
 
 
 def _freed(

@@ -15,6 +15,7 @@ from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, St
 from arena.errors import SpecError
 from arena.planner.hardware import catalog
 from arena.planner.implementation import Attention, Implementation
+from arena.units import GIB
 from experiments.planner_accuracy.rows import MeasuredRow
 
 GPU_TYPES = {
@@ -48,6 +49,8 @@ NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
 INSTANCE_GBIT_PER_S = {"p3.8xlarge": 10.0, "g4dn.12xlarge": 50.0}
 """Network of a whole cloud instance, as its provider states it."""
 
+_ATTENTION_DROPOUT = re.compile(r"gpt|megatron|turing", re.IGNORECASE)
+"""Models whose published configuration drops attention weights; those of BLOOM, OPT and MPT do not."""
 _LLAMA_LIKE = re.compile(r"llama|internlm", re.IGNORECASE)
 
 
@@ -62,7 +65,6 @@ class Case:
     Args:
         time_s: Measured seconds of a step; None where only memory was measured.
         memory_gb: Measured peak of the fullest GPU.
-        memory_is_of_device: Whether it was read from the device, context included.
         is_out_of_memory: Whether it failed for lack of memory.
         rows: Repeats of this configuration.
     """
@@ -75,7 +77,6 @@ class Case:
     implementation: Implementation
     time_s: float | None
     memory_gb: float | None
-    memory_is_of_device: bool
     is_out_of_memory: bool
 
     @property
@@ -111,8 +112,7 @@ def case_of(row: MeasuredRow) -> Case:
         group=_group(row, gpu_type),
         implementation=_implementation(row, train),
         time_s=measured_time_s(row, train),
-        memory_gb=row.peak_mem_gb,
-        memory_is_of_device="nvidia-smi" in row.note,
+        memory_gb=_memory_gb(row),
         is_out_of_memory=row.oom == "1",
     )
     if case.time_s is None and case.memory_gb is None and not case.is_out_of_memory:
@@ -151,6 +151,13 @@ def _flops(row: MeasuredRow) -> float:
     each = 72.0 if row.tflops_kind.startswith("model") or row.recompute in {"none", ""} else 96.0
     share = 1.0 + seq / (6.0 * hidden) + vocab / (16.0 * layers * hidden)
     return each * batch * seq * layers * hidden**2 * share
+
+
+def _memory_gb(row: MeasuredRow) -> float | None:
+    """Return the measured peak in units of 1e9 bytes; some notes say that the cell is in GiB."""
+    if row.peak_mem_gb is None:
+        return None
+    return row.peak_mem_gb * (GIB / 1e9 if row.note.startswith("GiB") else 1.0)
 
 
 def _gpu_type(row: MeasuredRow) -> GpuType:
@@ -271,7 +278,9 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
     in_half = train.precision == "fp16" or "pure" in row.precision.lower() or words.startswith("zero1")
     return Implementation(
         attention=Attention.FLASH if is_flash else Attention.STORED,
+        drops_weights=bool(_ATTENTION_DROPOUT.search(row.model)),
         gradient_bytes=2.0 if in_half else None,
+        kept_gradient_bytes=_kept_gradient_bytes(words, train),
         overlaps_gradients=is_fsdp or "distopt" in words or "zero1" in words,
         overlaps_shards=is_fsdp or "distopt" in words,
         collectives_per_unit=12 if words == "zero3" else 1,
@@ -279,3 +288,10 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
         recomputes_core_only=True,
         shard_ranks_max=int(within[1]) if within else None,
     )
+
+
+def _kept_gradient_bytes(words: str, train: TrainSpec) -> float | None:
+    """Return what DeepSpeed keeps of gradients: fp16 ones alone, or bf16 ones and their sums in fp32."""
+    if "bf16optimizer" in words:
+        return 6.0
+    return 2.0 if words.startswith("zero") and train.precision == "fp16" else None
