@@ -61,7 +61,8 @@ def list_(app: App, path: str) -> None:
 
     root = _directory(app, path)
     with _disk_errors(root):
-        rows, leftovers = audit.listed(root), audit.leftovers(root)
+        rows = (audit.listed_alone(root),) if _is_checkpoint(root) else audit.listed(root)
+        leftovers = audit.leftovers(root)
     if app.out.json_mode:
         fields = [{**dataclasses.asdict(row), "is_complete": row.is_complete} for row in rows]
         app.out.document(path=str(root), checkpoints=fields, temporaries=leftovers)
@@ -105,7 +106,10 @@ def verify(app: App, path: str) -> int:
     found: dict[str, tuple[str, ...]] = {}
     for directory in directories:
         with _disk_errors(directory), _progress(app, directory) as on_read:
-            found[directory.name] = audit.faults(directory, on_read)
+            faults = audit.faults(directory, on_read)
+        if faults and not directory.is_dir():
+            continue  # A job that goes on has removed it while it was read.
+        found[directory.name] = faults
         if not app.out.json_mode:
             verdict = [f"  {escaped(fault)}" for fault in found[directory.name]]
             app.out.line(
@@ -189,9 +193,11 @@ def _directory(app: App, path: str) -> Path:
         NotFoundError: There is neither.
     """
     directory = Path(path)
-    if directory.is_dir():
+    if directory.name in ("", ".."):
+        directory = directory.resolve()  # A checkpoint that is the working directory has a name all the same.
+    if path and directory.is_dir():
         return directory
-    if "/" in path or directory.exists():
+    if not path or "/" in path or directory.exists():
         raise NotFoundError(f"{path!r} is not a directory")
     with app.client() as client:
         job = find_job(client, path).job
@@ -210,14 +216,20 @@ def _directory(app: App, path: str) -> Path:
 
 def _steps(directory: Path) -> list[Path]:
     """Return the checkpoint that a path is, or those it holds, newest first."""
-    from arena_agent.checkpoints.manifest import MANIFEST_NAME, step_directories, step_of
+    from arena_agent.checkpoints.manifest import step_directories
 
-    if step_of(directory.name) is not None or (directory / MANIFEST_NAME).exists():
+    if _is_checkpoint(directory):
         return [directory]
     names = step_directories(directory)
     if not names:
         raise NotFoundError(f"no checkpoints in {str(directory)!r}")
     return [directory / name for name in names]
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    from arena_agent.checkpoints.manifest import MANIFEST_NAME, step_of
+
+    return step_of(directory.name) is not None or (directory / MANIFEST_NAME).exists()
 
 
 def _newest(directory: Path) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from arena.domain.parameters import parameters_of
 from arena.errors import AlreadyRunningError
 from arena_agent.checkpoints.audit import faults
 from arena_agent.checkpoints.boxes import Box, whole_box
+from arena_agent.checkpoints.disk import size_on_disk
 from arena_agent.checkpoints.fence import Fence, FencedError, unwritten
-from arena_agent.checkpoints.files import write_rank_file
+from arena_agent.checkpoints.files import Reader, write_rank_file
 from arena_agent.checkpoints.manifest import (
     FORMAT,
     CheckpointError,
@@ -24,6 +26,7 @@ from arena_agent.checkpoints.manifest import (
     read_manifest,
     require_equal,
     require_names,
+    step_directories,
     step_name,
     step_of,
     verify_files,
@@ -31,7 +34,7 @@ from arena_agent.checkpoints.manifest import (
 )
 from arena_agent.checkpoints.place import assembled
 from arena_agent.checkpoints.selection import complete_names, select_newest
-from tests.fakes.checkpoint_places import manifest_of, place_at, require_state, save, value_at
+from tests.fakes.checkpoint_places import SHAPES, manifest_of, place_at, require_state, save, value_at
 
 FIRST_FILE = "rank-00000.safetensors"
 
@@ -101,6 +104,20 @@ def list_elsewhere(directory: Path) -> None:
     edit_manifest(directory, files=files)
 
 
+def nest_manifest(directory: Path) -> None:
+    (directory / "manifest.json").write_text("[" * 100_000)
+
+
+def manifest_that_waits(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+    os.mkfifo(directory / "manifest.json")
+
+
+def manifest_of_itself(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+    (directory / "manifest.json").symlink_to("manifest.json")
+
+
 def another_step(directory: Path) -> None:
     edit_manifest(directory, step=7)
 
@@ -113,6 +130,9 @@ def another_step(directory: Path) -> None:
         (add_file, "holds a file that its manifest does not list: rank-00009.safetensors"),
         (lose_manifest, "has no manifest: its save never completed"),
         (garble_manifest, "unreadable manifest"),
+        (nest_manifest, "unreadable manifest: maximum recursion"),
+        (manifest_that_waits, "unreadable manifest: it is not a plain file"),
+        (manifest_of_itself, "unreadable manifest"),
         (no_object, "has format None"),
         (lose_field, "unreadable manifest: tensors"),
         (list_elsewhere, "lists a file elsewhere"),
@@ -132,6 +152,40 @@ def test_a_newer_one_that_is_not_whole_is_passed_over_and_named(
     assert reason in chosen.skipped["step-00000002"]
     assert complete_names(tmp_path) == ["step-00000001"]
     assert any(reason in fault for fault in faults(newest))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"shape": [-13, 5]},
+        {"shape": [13]},
+        {"shape": [], "is_input_first": True, "pieces": []},
+        {"shape": [7], "is_input_first": True, "pieces": []},
+        {"pieces": [{"file": FIRST_FILE, "offsets": [0], "sizes": [13, 5]}]},
+        {"pieces": [{"file": FIRST_FILE, "offsets": [0, 0], "sizes": [13]}]},
+        {"pieces": [{"file": FIRST_FILE, "offsets": [0, -5], "sizes": [13, 10]}]},
+        {"pieces": [{"file": FIRST_FILE, "offsets": [13, 0], "sizes": [-13, 5]}]},
+    ],
+)
+def test_a_manifest_of_what_is_no_tensor_is_unreadable(tmp_path: Path, fields: Mapping[str, object]) -> None:
+    newest = saved(tmp_path, 1, 2)
+    tensors = json.loads((newest / "manifest.json").read_text())["tensors"]
+    edit_manifest(newest, tensors=tensors | {"model.embed.weight": tensors["model.embed.weight"] | fields})
+    chosen = select_newest(tmp_path)
+    assert chosen.name == "step-00000001"
+    assert "unreadable manifest: tensors.model.embed.weight" in chosen.skipped["step-00000002"]
+
+
+def test_a_shape_beyond_all_memory_is_not_tried(tmp_path: Path) -> None:
+    newest = saved(tmp_path, 1)
+    tensors = json.loads((newest / "manifest.json").read_text())["tensors"]
+    edit_manifest(newest, tensors=tensors | {"model.head.bias": tensors["model.head.bias"] | {"shape": [2**55]}})
+    with pytest.raises(CheckpointError, match=r"does not hold model\.head\.bias exactly"):
+        Reader(newest, read_manifest(newest)).whole("model.head.bias")
+
+
+def test_what_vanishes_while_it_is_looked_at_counts_nothing(tmp_path: Path) -> None:
+    assert size_on_disk(tmp_path / ".tmp-step-00000001.1") == 0
 
 
 def test_hidden_files_of_the_file_system_are_nobodys_business(tmp_path: Path) -> None:
@@ -277,3 +331,16 @@ def test_a_garbled_fence_stops_everybody(tmp_path: Path) -> None:
     (tmp_path / "fence.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"fence\.json"):
         Fence(root=tmp_path, epoch=1).claim()
+
+
+def test_a_save_whose_manifest_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    place = place_at(tmp_path)
+    save(place, 1)
+    directory = place.prepare(2)
+    pieces = [(name, whole_box(shape), value_at(2, name, shape)) for name, shape in SHAPES.items()]
+    index = write_rank_file(directory, 0, pieces)
+    (directory / ".tmp-manifest.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        place.commit(manifest_of(2), [index])
+    assert step_directories(tmp_path) == ["step-00000001"]
+    assert list(tmp_path.glob(".tmp-*")) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -234,6 +235,51 @@ def test_what_the_operating_system_refuses_is_no_fault_of_ours(arena: Arena, roo
     done = arena("ckpt", "export", root, "-o", "/dev/null/m.safetensors")
     assert done.code == 4
     assert "/dev/null" in done.err
+
+
+@pytest.mark.parametrize("name", ["step-00000030/model.safetensors", "step-00000030/rank-00000.safetensors"])
+def test_an_export_goes_into_no_checkpoint(arena: Arena, root: Path, name: str) -> None:
+    done = arena("ckpt", "export", root, "-o", root / name)
+    assert (done.code, "is inside a checkpoint" in done.err) == (4, True)
+    assert arena("ckpt", "verify", root / "step-00000030").code == 0
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "manifest.safetensors"])
+def test_an_export_of_the_working_directory_goes_elsewhere(
+    arena: Arena, root: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copytree(root / "step-00000020", tmp_path / "mine")
+    monkeypatch.chdir(copy)
+    assert arena("ckpt", "export", ".", "-o", name).code == 4
+    assert arena("ckpt", "verify", ".").out == "mine: sound\n"
+    assert arena("ckpt", "export", ".", "-o", "../m.safetensors").out.startswith("mine -> ")
+
+
+def test_an_export_leaves_the_fence_alone(arena: Arena, root: Path) -> None:
+    Fence(root=root, epoch=4).claim()
+    fence = (root / "fence.json").read_bytes()
+    assert arena("ckpt", "export", root, "-o", root / "fence.safetensors").code == 4
+    assert (root / "fence.json").read_bytes() == fence
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_an_export_replaces_plain_files_only(arena: Arena, root: Path, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    done = arena("ckpt", "export", root, "-o", tmp_path / "model.safetensors")
+    assert (done.code, "is not a plain file" in done.err) == (4, True)
+    assert (tmp_path / name).is_fifo()
+
+
+def test_one_checkpoint_can_be_listed(arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (alone,) = arena("ckpt", "list", root / "step-00000020", "--json").document["checkpoints"]
+    assert (alone["name"], alone["step"], alone["is_complete"]) == ("step-00000020", 20, True)
+    monkeypatch.chdir(root / "step-00000040")
+    assert "step-00000040 has no manifest" in arena("ckpt", "list", ".").out
+
+
+def test_no_path_is_not_the_working_directory(arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    assert arena("ckpt", "list", "").code == 5
 
 
 def test_an_export_without_room_leaves_nothing(arena: Arena, root: Path, tmp_path: Path) -> None:

@@ -83,15 +83,23 @@ def listed(root: Path) -> tuple[Listed, ...]:
     for name in step_directories(root):
         reason, manifest = examine(root / name)
         is_next = manifest is not None and not any(row.is_next for row in rows)
-        rows.append(_row(root / name, reason, manifest, is_next=is_next))
+        row = _row(root / name, reason, manifest, is_next=is_next)
+        if (root / name).is_dir():  # A job that goes on removes old ones meanwhile.
+            rows.append(row)
     return tuple(rows)
+
+
+def listed_alone(directory: Path) -> Listed:
+    """Return what one checkpoint is, wherever it lies; whether a resume would take it only its place says."""
+    reason, manifest = examine(directory)
+    return _row(directory, reason, manifest, is_next=False)
 
 
 def _row(directory: Path, reason: str, manifest: Manifest | None, *, is_next: bool) -> Listed:
     return Listed(
         name=directory.name,
-        step=step_of(directory.name) or 0,
-        written_at_s=(directory / MANIFEST_NAME).stat().st_mtime if manifest else None,
+        step=manifest.step if manifest else step_of(directory.name) or 0,
+        written_at_s=_written_at_s(directory) if manifest else None,
         size_bytes=size_on_disk(directory),
         plan=manifest.plan if manifest else None,
         epoch=manifest.epoch if manifest else None,
@@ -101,10 +109,18 @@ def _row(directory: Path, reason: str, manifest: Manifest | None, *, is_next: bo
     )
 
 
+def _written_at_s(directory: Path) -> float | None:
+    try:
+        return (directory / MANIFEST_NAME).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
 def leftovers(root: Path) -> tuple[Leftover, ...]:
     """Return the temporaries of a place."""
     names = sorted(entry.name for entry in root.iterdir() if entry.name.startswith(TEMPORARY_PREFIX))
-    return tuple(Leftover(name=name, size_bytes=size_on_disk(root / name)) for name in names)
+    found = [Leftover(name=name, size_bytes=size_on_disk(root / name)) for name in names]
+    return tuple(item for item in found if (root / item.name).exists())
 
 
 def faults(directory: Path, on_read: Callable[[int], None] | None = None) -> tuple[str, ...]:

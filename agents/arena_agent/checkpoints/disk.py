@@ -95,12 +95,12 @@ def remove(path: Path) -> None:
 def size_on_disk(path: Path) -> int:
     """Return the bytes of a file, or of all files below a directory; what vanishes meanwhile counts nothing."""
     if not path.is_dir():
+        return _size_bytes(path)
+    return sum(_size_bytes(Path(folder) / name) for folder, _, names in os.walk(path) for name in names)
+
+
+def _size_bytes(path: Path) -> int:
+    try:
         return path.lstat().st_size
-    total_bytes = 0
-    for folder, _, names in os.walk(path):
-        for name in names:
-            try:
-                total_bytes += (Path(folder) / name).lstat().st_size
-            except FileNotFoundError:
-                continue
-    return total_bytes
+    except FileNotFoundError:
+        return 0

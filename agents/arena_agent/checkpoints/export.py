@@ -10,12 +10,22 @@ from pathlib import Path
 import numpy as np
 
 from arena.domain.job import JobSpec
+from arena.errors import UserError
 from arena_agent.checkpoints.disk import TEMPORARY_PREFIX, sync, write_durably
+from arena_agent.checkpoints.fence import FENCE_NAME
 from arena_agent.checkpoints.files import Reader
-from arena_agent.checkpoints.manifest import MODEL_PREFIX, CheckpointError, Manifest, TensorEntry, read_manifest
+from arena_agent.checkpoints.manifest import (
+    MODEL_PREFIX,
+    CheckpointError,
+    Manifest,
+    TensorEntry,
+    read_manifest,
+    step_of,
+)
 from arena_agent.checkpoints.tensor_file import Array, StoredTensor, write_tensors
 
 MODEL_NAME = "model.safetensors"
+_OTHER_NAME = "name another file"
 
 
 def export_model(checkpoint: Path, output_dir: Path, spec: JobSpec, *, step: int, loss: float | None) -> Path:
@@ -48,9 +58,11 @@ def export_to(checkpoint: Path, path: Path, description: Mapping[str, object] | 
 
     Raises:
         CheckpointError: The checkpoint is damaged or holds no model.
+        UserError: Something is in the place of the file that an export must not replace.
         OSError: The file cannot be written.
     """
     manifest = read_manifest(checkpoint)
+    _require_harmless(path, checkpoint)
     reader = Reader(checkpoint, manifest)
     names = [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)]
     if not names:
@@ -68,6 +80,19 @@ def export_to(checkpoint: Path, path: Path, description: Mapping[str, object] | 
     said = described(manifest) if description is None else description
     write_durably(description_path(path), json.dumps(said, indent=1).encode())
     return path
+
+
+def _require_harmless(path: Path, checkpoint: Path) -> None:
+    """Refuse to put the two files where they would replace more than an older export."""
+    for target in (path, description_path(path)):
+        # A device or a pipe would be gone afterwards; a directory is no name of a file.
+        if target.exists() and not target.is_file():
+            raise UserError(f"{target} is not a plain file", why="an export replaces what is there", fix=_OTHER_NAME)
+    folder = path.parent.resolve()
+    if folder == checkpoint.resolve() or step_of(folder.name) is not None:
+        raise UserError(f"{path} is inside a checkpoint", why="with a file more it counts as damaged", fix=_OTHER_NAME)
+    if description_path(path) == path.with_name(FENCE_NAME):
+        raise UserError(f"{path} would have its description in {FENCE_NAME}", why="it guards saves", fix=_OTHER_NAME)
 
 
 def description_path(path: Path) -> Path:

@@ -13,7 +13,7 @@ from arena.errors import AlreadyRunningError
 from arena_agent.checkpoints.disk import write_durably
 from arena_agent.checkpoints.manifest import CheckpointError
 
-_FENCE_NAME = "fence.json"
+FENCE_NAME = "fence.json"
 _LOCK_NAME = ".fence.lock"
 
 
@@ -41,7 +41,7 @@ class Fence:
         """
         with self.held():
             if self._recorded() < self.epoch:
-                write_durably(self.root / _FENCE_NAME, json.dumps({"epoch": self.epoch}).encode())
+                write_durably(self.root / FENCE_NAME, json.dumps({"epoch": self.epoch}).encode())
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -61,12 +61,12 @@ class Fence:
             yield
 
     def _recorded(self) -> int:
-        path = self.root / _FENCE_NAME
+        path = self.root / FENCE_NAME
         try:
             return int(json.loads(path.read_bytes())["epoch"])
         except FileNotFoundError:
             return -1
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} is not a fence file", why=str(error)) from error
 
 

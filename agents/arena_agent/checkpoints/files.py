@@ -103,16 +103,14 @@ class Reader:
                 f"checkpoint {self._directory.name} has {name} in shape {list(entry.shape)}",
                 why=f"wanted are {list(box.sizes)} at {list(box.offsets)}",
             )
-        wanted = np.empty(box.sizes, dtype=DTYPES[entry.dtype])
-        found: list[Box] = []
-        for piece in entry.pieces:
-            shared = intersection(piece.box, box)
-            if shared is not None:
-                wanted[box_slices(shared, box)] = self._part(name, entry, piece, shared)
-                found.append(Box(tuple(part.start for part in box_slices(shared, box)), shared.sizes))
+        parts = [(piece, shared) for piece in entry.pieces if (shared := intersection(piece.box, box)) is not None]
+        found = [Box(tuple(at.start for at in box_slices(shared, box)), shared.sizes) for _, shared in parts]
         fault = coverage_fault(box.sizes, found)
         if fault is not None:
             raise CheckpointError(f"checkpoint {self._directory.name} does not hold {name} exactly", why=str(fault))
+        wanted = np.empty(box.sizes, dtype=DTYPES[entry.dtype])
+        for piece, shared in parts:
+            wanted[box_slices(shared, box)] = self._part(name, entry, piece, shared)
         return wanted
 
     def _entry(self, name: str) -> TensorEntry:

@@ -66,6 +66,18 @@ class TensorEntry:
     pieces: tuple[PieceEntry, ...] = ()
     is_input_first: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what no tensor is."""
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"no shape: {list(self.shape)}")
+        if self.is_input_first and len(self.shape) < 2:
+            raise ValueError(f"shape {list(self.shape)} has no inputs and outputs to swap")
+        for piece in self.pieces:
+            if not len(piece.offsets) == len(piece.sizes) == len(self.shape):
+                raise ValueError(f"no block of shape {list(self.shape)}: {list(piece.sizes)} at {list(piece.offsets)}")
+            if min((*piece.offsets, *piece.sizes), default=0) < 0:
+                raise ValueError(f"no block: {list(piece.sizes)} at {list(piece.offsets)}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
@@ -145,13 +157,17 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         CheckpointError: There is none, or it is not one of ours.
     """
+    path = directory / MANIFEST_NAME
     try:
-        content = (directory / MANIFEST_NAME).read_bytes()
+        # Opening a pipe would wait for its other end.
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a plain file")
+        content = path.read_bytes()
         _require_format(content, directory.name)
         manifest = _MANIFEST_JSON.validate_json(content)
     except FileNotFoundError:
         raise CheckpointError(f"{directory.name} has no manifest: its save never completed") from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"{directory.name} has an unreadable manifest", why=_cause(error)) from error
     # One that was copied elsewhere under a name of its own says nothing false.
     if step_of(directory.name) is not None and step_name(manifest.step) != directory.name:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
@@ -104,7 +105,13 @@ class Place:
                 remove(final)
             temporary.rename(final)
             sync(self.root)
-            write_manifest(final, manifest)
+            try:
+                write_manifest(final, manifest)
+            except OSError:
+                # Never to be complete, it would take the room that the next save needs.
+                with contextlib.suppress(OSError):
+                    remove(final)
+                raise
         return manifest
 
     def discard(self, step: int) -> None:
