@@ -153,7 +153,7 @@ def runs_on(placement: Placement, rank: int) -> list[Run]:
 
 
 def units_on(placement: Placement, rank: int) -> list[Unit]:
-    alone = Groups(sharers={}, layer={}, downstream=None, upstream=None)  # type: ignore[arg-type]  # never used
+    alone = Groups(sharers={}, layer={}, wires={})
     builder = UnitBuilder(placement=placement, rank=rank, groups=alone, dtype=torch.float32, device=torch.device("cpu"))
     return builder.units()
 

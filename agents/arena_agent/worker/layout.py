@@ -15,7 +15,7 @@ from arena_agent.worker.bank import Bank
 from arena_agent.worker.collectives import TensorGroup
 from arena_agent.worker.data import targets_per_sample
 from arena_agent.worker.feed import Feed
-from arena_agent.worker.groups import Groups, make_groups
+from arena_agent.worker.groups import Groups, connect, make_groups
 from arena_agent.worker.loss import summed_cross_entropy
 from arena_agent.worker.models.chunk import Chunk
 from arena_agent.worker.models.environment import Environment, ExpertGroup
@@ -83,7 +83,8 @@ class Layout:
                 orders = _forward_only(orders)
             self._steps[key] = StepPlan(
                 batches=batches,
-                actions=orders[self.at.stage, self.at.replica],
+                # A batch of fewer samples than replicas, of an evaluation, leaves some with nothing to do.
+                actions=orders.get((self.at.stage, self.at.replica), ()),
                 messages=itinerary(self.placement, batches, orders, self.at.rank),
             )
         return self._steps[key]
@@ -198,9 +199,11 @@ def build_layout(train: TrainSpec, plan: ParallelPlan, *, rank: int, device: tor
     at = placement.ranks[rank]
     chunks = {spec.index: Chunk(env, spec) for spec in placement.chunks[at.stage :: plan.pp]}
     bank.attach(chunks.values())
-    return Layout(
+    layout = Layout(
         train=train, placement=placement, at=at, groups=groups, device=device, dtype=dtype, bank=bank, chunks=chunks
     )
+    connect(groups, layout.step_plan(train.global_batch).messages.ends(), rank, device)
+    return layout
 
 
 def _tensor_group(placement: Placement, groups: Groups, rank: int) -> TensorGroup:

@@ -6,6 +6,7 @@ import it once and fork every rank.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -32,6 +33,15 @@ from arena_agent.worker.report import Reporter
 from arena_agent.worker.train import StopRequest, Trainer
 
 ErrorCode = Literal["config", "oom", "checkpoint", "data", "port", "crash"]
+
+_CUDA_ENVIRONMENT = {
+    # Streams beyond the number of hardware queues (8 by default) share one; work queued behind a receive that was
+    # posted ahead would wait for it.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # NCCL else connects ranks for an algorithm when it is first chosen, and the host waits there within a step.
+    "NCCL_RUNTIME_CONNECT": "0",
+}
+"""Read when CUDA and NCCL start; what the user has set stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +159,9 @@ def _opened(corpora_of: Callable[[TrainSpec], Corpora], train: TrainSpec) -> Cor
 
 
 def _device(launch: Launch, where: RankEnvironment) -> torch.device:
+    if launch.gpu_type != "cpu":
+        for name, value in _CUDA_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
     if launch.gpu_type != "cpu" and torch.cuda.is_available():
         device = torch.device("cuda", where.local_rank)
         torch.cuda.set_device(device)

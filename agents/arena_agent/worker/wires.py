@@ -81,6 +81,12 @@ class Itinerary:
     awaited: dict[Action, tuple[Message, ...]]
     order: dict[tuple[int, Pass], tuple[Message, ...]]
 
+    def ends(self) -> Iterator[tuple[Pass, int, int]]:
+        """Yield what travels, from which rank, to which, for each message."""
+        for messages in (*self.sent.values(), *self.awaited.values()):
+            for message in messages:
+                yield message.cause.direction, message.source, message.destination
+
 
 def itinerary(placement: Placement, batches: Sequence[MicroBatch], orders: Orders, rank: int) -> Itinerary:
     """Return a rank's messages. Pure."""
@@ -173,7 +179,7 @@ class Wires:
         for message in self.plan.sent.get(cause, ()):
             part = x if message.run is None else self._own_part(x, message.run)
             part = part.detach().contiguous()
-            work = dist.isend(part, message.destination, group=self._group(cause.direction))
+            work = dist.isend(part, message.destination, group=self._group(message))
             self._sending.append((message, part, work))
 
     def receive(self, effect: Action) -> Tensor:
@@ -211,7 +217,7 @@ class Wires:
             return
         message = self._waiting[channel].popleft()
         buffer = torch.empty(self._shape(message), dtype=self.dtype, device=self.device)
-        work = dist.irecv(buffer, message.source, group=self._group(message.cause.direction))
+        work = dist.irecv(buffer, message.source, group=self._group(message))
         self._posted[message] = (buffer, work)
 
     def _own_part(self, x: Tensor, run: range) -> Tensor:
@@ -228,5 +234,5 @@ class Wires:
             shape = (len(message.run), *shape[1:])
         return (self.batches[message.cause.micro_batch].row_count, *shape)
 
-    def _group(self, direction: Pass) -> dist.ProcessGroup:
-        return self.groups.downstream if direction is Pass.FORWARD else self.groups.upstream
+    def _group(self, message: Message) -> dist.ProcessGroup:
+        return self.groups.wires[message.cause.direction, message.source < message.destination]
