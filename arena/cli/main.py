@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "scheduler": ("services", "scheduler", "Run the scheduler."),
     "agent": ("services", "agent", "Run the agent of this node."),
     "submit": ("submit", "submit", "Submit a job: a YAML file, or a command with --gpus."),
+    "plan": ("plan", "plan", "What a job would do on each group of a cluster file; no scheduler needed."),
     "status": ("status", "status", "The cluster at a glance."),
     "jobs": ("jobs", "jobs", "List jobs, newest first."),
     "job": ("jobs", "job", "One job: plan, placement, progress, attempts and why each change."),

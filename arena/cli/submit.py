@@ -60,7 +60,7 @@ def _tell(app: App, job_id: str, *, is_new: bool) -> None:
 
 
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
-    overrides = [_pair(item) for item in options["overrides"]]
+    overrides = [field_and_value(item) for item in options["overrides"]]
     if options["gpus"] is not None:
         return _spec_of_command(words, options, overrides)
     if len(words) > 1:
@@ -71,10 +71,11 @@ def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
         raise UserError("--gpu-type, --env and --no-env belong to a command", fix="use --set with a file")
     if options["name"] is not None:
         overrides.append(("name", _as_yaml(options["name"])))
-    return _spec_of_file(words[0], overrides)
+    return spec_of_file(words[0], overrides)
 
 
-def _pair(text: str) -> tuple[str, str]:
+def field_and_value(text: str) -> tuple[str, str]:
+    """Return the two sides of a ``--set``."""
     key, sign, value = text.partition("=")
     if not sign:
         raise UserError(f"--set {text} has no value", fix="write it like --set stop.steps=100")
@@ -85,11 +86,12 @@ def _as_yaml(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
+def spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
+    """Return the job of a file (``-`` for standard input) with fields replaced."""
     if name == _STDIN:
         text, source, base_dir = sys.stdin.read(), "standard input", Path.cwd()
     else:
-        text, source, base_dir = _read_job_file(name), name, Path(name).absolute().parent
+        text, source, base_dir = read_text(name), name, Path(name).absolute().parent
     spec = parse_spec(
         text,
         source=source,
@@ -102,15 +104,16 @@ def _spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
     return spec
 
 
-def _read_job_file(name: str) -> str:
+def read_text(name: str, *, command: str = "submit") -> str:
+    """Return what a specification's file holds; it is refused where it is too large or no text."""
     path = Path(name)
     try:
         with path.open("rb") as file:
             data = file.read(SIZE_BYTES_MAX + 1)
     except OSError as error:
-        raise UserError(f"cannot read {name}", why=str(error.strerror), fix="see `arena submit --help`") from error
+        raise UserError(f"cannot read {name}", why=str(error.strerror), fix=f"see `arena {command} --help`") from error
     if len(data) > SIZE_BYTES_MAX:
-        raise UserError(f"{name} is larger than {SIZE_BYTES_MAX // 1024} KiB", why="a job specification is small")
+        raise UserError(f"{name} is larger than {SIZE_BYTES_MAX // 1024} KiB", why="a specification is small")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,0 +1,264 @@
+"""``arena plan``: a job's grid over the groups of a cluster file, without a scheduler."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from arena.cli.app import App, command
+from arena.cli.plan_explain import Explanation, explain, read_plan, stage_memory
+from arena.cli.plan_grid import (
+    Goal,
+    LayoutBounds,
+    PricedCell,
+    Work,
+    infeasible_counts,
+    layout_bounds,
+    merged,
+    one_for_each_count,
+    priced_cells,
+)
+from arena.cli.plan_tables import (
+    write_details,
+    write_explanation,
+    write_front,
+    write_grid,
+    write_infeasible,
+    write_layouts,
+)
+from arena.cli.quoting import quoted
+from arena.cli.submit import field_and_value, read_text, spec_of_file
+from arena.cli.words import group_text, plan_text
+from arena.domain.allocation import GpuGroup
+from arena.domain.grid import Grid
+from arena.domain.job import JobSpec, TrainSpec
+from arena.domain.reason import ReasonCode
+from arena.errors import InfeasibleError, UserError
+from arena.planner.clusterfile import Cluster, parse_cluster
+from arena.planner.source import PlannerGridSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What is planned, and where."""
+
+    spec: JobSpec
+    train: TrainSpec
+    cluster: Cluster
+    goal: Goal
+
+    @property
+    def work(self) -> Work:
+        return Work.of(self.train)
+
+
+@command(short_help="What a job would do on each group of a cluster.")
+@click.argument("job", metavar="JOB.yaml")
+@click.option("--cluster", "cluster_file", metavar="FILE", required=True, help="Nodes and GPU types, in YAML.")
+@click.option(
+    "--objective",
+    type=click.Choice([goal.value for goal in Goal]),
+    default=Goal.THROUGHPUT.value,
+    show_default=True,
+    help="What comes first.",
+)
+@click.option("--gpus", type=click.IntRange(1), help="Only groups of so many GPUs, whatever the job says.")
+@click.option("--type", "types", multiple=True, help="Only this GPU type, whatever the job says; may be repeated.")
+@click.option("--explain", "plan", metavar="PLAN", help="Price this plan, e.g. 'dp4 tp2 pp1 mb1 zero1'.")
+@click.option("--png", metavar="FILE", help="Draw GPU types by GPU counts (needs matplotlib).")
+@click.option("--all", "shows_all", is_flag=True, help="Every node shape, not only the best of each type and count.")
+@click.option("--details", is_flag=True, help="Time breakdown and memory by stage of every group, not of the best.")
+@click.option("--set", "overrides", metavar="FIELD=VALUE", multiple=True, help="Replace a field of the job.")
+def plan(app: App, job: str, **options: Any) -> int | None:
+    """Show the best plan of a job on each group of a cluster; no scheduler is needed.
+
+    \b
+    arena plan job.yaml --cluster cluster.yaml
+    arena plan job.yaml --cluster cluster.yaml --gpus 8 --objective cost
+    arena plan job.yaml --cluster cluster.yaml --explain 'dp2 tp4 pp1 mb1'
+    """  # noqa: D301 - click wants the backspace itself
+    if options["png"] is not None:
+        from arena.cli.plan_heatmap import check_matplotlib
+
+        check_matplotlib()
+        if options["plan"] is not None:
+            raise UserError("--png draws a grid, --explain has none", fix="give one of them")
+    asked = _asked(job, options)
+    if options["plan"] is not None:
+        return _explain(app, asked, options["plan"])
+    return _plan(app, asked, options)
+
+
+def _asked(job: str, options: dict[str, Any]) -> _Asked:
+    spec = spec_of_file(job, [field_and_value(item) for item in options["overrides"]])
+    if spec.train is None:
+        raise UserError(
+            f"job {spec.name} runs a command, which lays itself out",
+            why="only a job with `train` has plans",
+            fix="describe its model under `train` (arena/cli/job-file.md)",
+        )
+    file = options["cluster_file"]
+    cluster = parse_cluster(read_text(file, command="plan"), source=file)
+    asked = _Asked(spec=spec, train=spec.train, cluster=cluster, goal=Goal(options["objective"]))
+    return _Asked(
+        spec=spec.model_copy(update={"gpus": spec.gpus.model_copy(update=_limits(asked, options))}),
+        train=asked.train,
+        cluster=cluster,
+        goal=asked.goal,
+    )
+
+
+def _limits(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
+    """Return what the options replace of the job's GPU limits."""
+    limits: dict[str, Any] = {}
+    count, types, pinned = options["gpus"], options["types"], asked.spec.parallel.plan
+    if count is not None and options["plan"] is not None:
+        raise UserError("--gpus and --explain exclude each other", why="a plan has its own size")
+    if count is not None:
+        if pinned is not None:
+            raise UserError(
+                f"the job pins plan '{pinned}', which has its own size",
+                fix=f"leave out --gpus {count}, or take the plan out of the file",
+            )
+        limits |= {"count": count, "min": None, "max": None}
+    present = sorted(asked.cluster.shape.gpu_count_by_type)
+    unknown = sorted(set(types) - set(present))
+    if unknown:
+        raise UserError(f"no {', '.join(unknown)} GPUs in this cluster", fix=f"--type is one of {', '.join(present)}")
+    return limits | ({"types": tuple(types)} if types else {})
+
+
+def _explain(app: App, asked: _Asked, text: str) -> int | None:
+    found = explain(
+        read_plan(text, asked.train),
+        asked.spec,
+        asked.train,
+        shape=asked.cluster.shape,
+        gpu_types=asked.cluster.gpu_types,
+    )
+    if app.out.json_mode:
+        app.out.document(job=asked.spec.name, **_work_fields(asked.work), **_explanation_fields(found))
+    else:
+        write_explanation(app.out, found, asked.work)
+    return None if found.runs_somewhere else InfeasibleError.exit_code
+
+
+def _explanation_fields(found: Explanation) -> dict[str, Any]:
+    return {"plan": found.plan, "refusals": found.refusals, "groups": found.groups}
+
+
+def _work_fields(work: Work) -> dict[str, Any]:
+    return {"unit": work.unit, "units_per_step": work.units_per_step}
+
+
+def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
+    grid = _grid(asked, shows_progress=not app.out.json_mode and sys.stderr.isatty())
+    rows = priced_cells(grid, asked.work, asked.cluster.gpu_types, asked.goal)
+    bounds = (
+        layout_bounds(asked.train, asked.spec.parallel, _groups(asked, grid)) if options["gpus"] is not None else ()
+    )
+    drawn = _drawn(asked, grid, rows, options["png"])
+    if app.out.json_mode:
+        _write_json(app, asked, grid, rows=rows, layouts=bounds, png=drawn)
+    else:
+        _write_text(app, asked, grid, rows=rows, layouts=bounds, options=options)
+        if drawn is not None:
+            app.out.line()
+            app.out.line(f"drawn in {quoted(drawn)}")
+    return None if rows else InfeasibleError.exit_code
+
+
+def _grid(asked: _Asked, *, shows_progress: bool) -> Grid:
+    """Return the grid of each GPU type, put together; each type says why if it has no group at all."""
+    source = PlannerGridSource(gpu_types=asked.cluster.gpu_types)
+    types = sorted(asked.spec.gpus.types or asked.cluster.shape.gpu_count_by_type)
+    grids = []
+    for gpu_type in _with_progress(types) if shows_progress else types:
+        limits = asked.spec.gpus.model_copy(update={"types": (gpu_type,)})
+        grids.append(source.grid(asked.spec.model_copy(update={"gpus": limits}), asked.cluster.shape))
+    return merged(grids)
+
+
+def _with_progress(types: list[str]) -> Iterator[str]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(types))
+        for gpu_type in types:
+            progress.update(task, description=f"planning on {gpu_type}")
+            yield gpu_type
+            progress.advance(task)
+
+
+def _groups(asked: _Asked, grid: Grid) -> list[GpuGroup]:
+    """Return the groups that the cluster has, feasible or not."""
+    there = [item for item in grid.infeasible if item.reason.code is not ReasonCode.EXCEEDS_CLUSTER]
+    groups = [*(cell.group for cell in grid.cells), *(item.group for item in there)]
+    return [group for group in groups if group.parts[0].gpu_type in asked.cluster.shape.gpu_count_by_type]
+
+
+def _drawn(asked: _Asked, grid: Grid, rows: Iterable[PricedCell], path: str | None) -> str | None:
+    """Draw the grid if that was asked for and there is something to draw; return where."""
+    best = one_for_each_count(rows)
+    if path is None or not best:
+        return None
+    from arena.cli.plan_heatmap import write_heatmap
+
+    write_heatmap(path, best, _groups(asked, grid), work=asked.work, goal=asked.goal)
+    return path
+
+
+def _write_json(
+    app: App,
+    asked: _Asked,
+    grid: Grid,
+    *,
+    rows: tuple[PricedCell, ...],
+    layouts: tuple[LayoutBounds, ...],
+    png: str | None,
+) -> None:
+    app.out.document(
+        job=asked.spec.name,
+        objective=asked.goal,
+        **_work_fields(asked.work),
+        cells=rows,
+        front=[str(row.group) for row in rows if row.is_on_front],
+        infeasible=grid.infeasible,
+        layouts=layouts,
+        source=grid.source,
+        png=png,
+    )
+
+
+def _write_text(
+    app: App,
+    asked: _Asked,
+    grid: Grid,
+    *,
+    rows: tuple[PricedCell, ...],
+    layouts: tuple[LayoutBounds, ...],
+    options: dict[str, Any],
+) -> None:
+    shown = rows if options["shows_all"] else one_for_each_count(rows)
+    if rows:
+        write_grid(app.out, shown, asked.work, left_out=len(rows) - len(shown))
+        write_front(app.out, rows, asked.work, asked.goal)
+        for row in shown if options["details"] else shown[:1]:
+            _write_best(app, asked, row)
+    else:
+        app.out.line("no group of this cluster can hold the job", style="red")
+    write_infeasible(app.out, infeasible_counts(grid))
+    if layouts:
+        write_layouts(app.out, layouts)
+
+
+def _write_best(app: App, asked: _Asked, row: PricedCell) -> None:
+    assert row.best.plan is not None, "a training job has plans"
+    stages = stage_memory(row.best.plan, asked.train, asked.cluster.gpu_types[row.group.parts[0].gpu_type])
+    title = f"{group_text(row.group)}: {plan_text(row.best.plan, row.group)}"
+    write_details(app.out, row, row.best.estimate, stages, title=title)

@@ -1,0 +1,98 @@
+"""A grid as a picture: GPU types by GPU counts, coloured by throughput or price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from arena.cli.plan_grid import Goal, PricedCell, Work
+from arena.cli.plan_tables import number_text
+from arena.domain.allocation import GpuGroup
+from arena.errors import UserError
+
+_TEXTS_MAX = 240
+
+
+def check_matplotlib() -> None:
+    """Refuse to draw where the library is missing, before anything is planned.
+
+    Raises:
+        UserError: matplotlib is not installed.
+    """
+    try:
+        found = find_spec("matplotlib") is not None
+    except ValueError:  # the import system was told that there is none
+        found = False
+    if not found:
+        raise UserError(
+            "--png needs matplotlib, which is not installed",
+            fix="pip install 'arena-sched[report]', or use --json",
+        )
+
+
+def write_heatmap(path: str, rows: Sequence[PricedCell], groups: Iterable[GpuGroup], *, work: Work, goal: Goal) -> None:
+    """Draw the best node shape of each type and count; what is infeasible stays grey.
+
+    Args:
+        path: The PNG file.
+        rows: One row for each type and count.
+        groups: All that were looked at, feasible or not.
+        work: What a step does.
+        goal: Its quantity is what is drawn.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    seen = {(group.parts[0].gpu_type, group.gpu_count) for group in groups}
+    types, counts = sorted({gpu_type for gpu_type, _ in seen}), sorted({count for _, count in seen})
+    values = {(row.group.parts[0].gpu_type, row.group.gpu_count): _value(row, goal) for row in rows}
+    size = (2.5 + 0.55 * max(4, len(counts)), 1.8 + 0.5 * len(types))
+    figure = Figure(figsize=(min(size[0], 60.0), min(size[1], 40.0)), layout="constrained")
+    _draw(figure, types, counts, values, label=_label(work, goal))
+    try:
+        figure.savefig(Path(path), format="png", dpi=120)
+    except OSError as error:
+        raise UserError(f"cannot write {path}", why=str(error.strerror or error), fix="name another file") from error
+
+
+def _value(row: PricedCell, goal: Goal) -> float:
+    return row.usd_per_million_units if goal is Goal.COST else row.units_per_s
+
+
+def _label(work: Work, goal: Goal) -> str:
+    return f"USD per million {work.unit}s" if goal is Goal.COST else f"{work.unit}s per second"
+
+
+def _draw(
+    figure: Any, types: Sequence[str], counts: Sequence[int], values: dict[tuple[str, int], float], *, label: str
+) -> None:
+    import numpy as np
+    from matplotlib.colors import LogNorm
+
+    table = np.array([[values.get((gpu_type, count), np.nan) for count in counts] for gpu_type in types])
+    axes = figure.add_subplot()
+    axes.set_facecolor("lightgrey")
+    least = float(np.nanmin(table))
+    # Speeds span orders of magnitude; free GPUs have no logarithm.
+    norm = LogNorm(vmin=least, vmax=float(np.nanmax(table))) if least > 0 else None
+    image = axes.imshow(np.ma.masked_invalid(table), aspect="auto", cmap="viridis", norm=norm)
+    axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+    axes.set_yticks(range(len(types)), list(types))
+    axes.set_xlabel("GPUs")
+    figure.colorbar(image, ax=axes, label=label)
+    if table.size <= _TEXTS_MAX:
+        for (row, column), value in np.ndenumerate(table):
+            if np.isfinite(value):
+                colour = "black" if image.norm(value) > 0.6 else "white"
+                axes.text(column, row, _short(value), ha="center", va="center", fontsize=7, color=colour)
+
+
+def _short(value: float) -> str:
+    for scale, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= scale:
+            return f"{number_text(value / scale)}{suffix}"
+    return number_text(value)
