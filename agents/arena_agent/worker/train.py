@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -235,14 +235,14 @@ class Trainer:
         """Sum over all ranks what everybody has to know. One reduction per step."""
         counted = loss if self.layout.computes_loss else 0.0
         parts = [
-            counted + sum(float(balance) for balance in record.balance.values()),
+            counted + _total(record.balance.values()),
             squared_norm(self.runs),
             float(self.stop.is_set),
             float(self._is_time_over()),
             float(self._saving is not None and self._saving.pending.is_written),
         ]
-        totals = torch.tensor(parts, dtype=torch.float64)
-        totals = torch.cat((totals, self._routed(record))).to(self.layout.device)
+        totals = torch.tensor(parts, dtype=torch.float64, device=self.layout.device)
+        totals = torch.cat((totals, self._routed(record)))
         dist.all_reduce(totals)
         totals = totals.cpu()
         loss_sum, norm_squared, stops, overs, written = totals[: len(parts)].tolist()
@@ -256,11 +256,12 @@ class Trainer:
         )
 
     def _routed(self, record: StepRecord) -> Tensor:
+        device = self.layout.device
         if self.router_load is None:
-            return torch.zeros(0, dtype=torch.float64)
-        routed = torch.zeros(self.router_load.shape, dtype=torch.float64)
+            return torch.zeros(0, dtype=torch.float64, device=device)
+        routed = torch.zeros(self.router_load.shape, dtype=torch.float64, device=device)
         for (layer, _), counts in record.routed.items():
-            routed[layer] += counts.cpu()
+            routed[layer] += counts
         return routed.flatten()
 
     def _note_load(self, routed: Tensor) -> None:
@@ -433,3 +434,8 @@ class Trainer:
         source = self.store.root / step_name(self.step)
         path = export_model(source, Path(self.launch.output_dir), self.spec, step=self.step, loss=self.loss)
         return str(path)
+
+
+def _total(values: Collection[Tensor]) -> float:
+    """Return the sum of scalars, added up where they are, so that a device is waited for once."""
+    return float(torch.stack(tuple(values)).double().sum()) if values else 0.0
