@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from arena.domain.capability import job_refusals
 from arena.domain.job import JobSpec, ModelFamily
 from arena.domain.specfile import parse_spec
 from arena.rpc import codec
@@ -72,6 +73,13 @@ def test_there_is_an_example_of_each_family_and_each_is_a_job() -> None:
 def test_an_example_survives_the_wire(example: str) -> None:
     spec = spec_of(example)
     assert codec.spec_from_proto(codec.spec_to_proto(spec)) == spec
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=list(ModelFamily))
+def test_an_example_is_a_job_that_can_run(example: str) -> None:
+    train = spec_of(example).train
+    assert train is not None
+    assert list(job_refusals(train)) == []
 
 
 def test_evaluation_data_are_those_of_the_file_too() -> None:
