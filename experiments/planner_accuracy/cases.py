@@ -203,7 +203,7 @@ def _train(row: MeasuredRow) -> TrainSpec:
                 "layers": row.layers,
                 "hidden": row.hidden,
                 "heads": row.heads,
-                "kv_heads": row.kv_heads,
+                "kv_heads": row.kv_heads or row.heads,
                 "ffn_hidden": row.ffn,
                 "vocab_size": row.vocab,
                 "seq_len": row.seq_len,
@@ -266,7 +266,11 @@ def _recompute(words: str) -> Recompute:
 
 
 def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
-    """Return what the row's words say of the program: sharding overlaps with computing, plain replicas do not."""
+    """Return what the row's words say of the program.
+
+    Sharding overlaps with computing; plain replicas do not, nor do pipelines of DeepSpeed, which reduce gradients as a
+    last instruction.
+    """
     words = row.zero_or_fsdp
     is_fsdp = "fsdp" in words
     # Where nothing is said, programs that shard fully are PyTorch's own, which has a fused kernel.
@@ -281,7 +285,7 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
         drops_weights=bool(_ATTENTION_DROPOUT.search(row.model)),
         gradient_bytes=2.0 if in_half else None,
         kept_gradient_bytes=_kept_gradient_bytes(words, train),
-        overlaps_gradients=is_fsdp or "distopt" in words or "zero1" in words,
+        overlaps_gradients=is_fsdp or "distopt" in words or ("zero1" in words and row.pp == 1),
         overlaps_shards=is_fsdp or "distopt" in words,
         collectives_per_unit=12 if words == "zero3" else 1,
         splits_sends=words == "none",
