@@ -28,7 +28,7 @@ def check_matplotlib() -> None:
     if not found:
         raise UserError(
             "--png needs matplotlib, which is not installed",
-            fix="pip install 'arena-sched[report]', or use --json",
+            fix="install it with pip install 'arena-sched[report]', or use --json",
         )
 
 

@@ -26,7 +26,7 @@ def write_grid(out: Output, rows: Sequence[PricedCell], work: Work, *, left_out:
     columns = _columns(work)
     _table(out, columns, [_row(row) for row in rows], flexible=_PLAN_COLUMN)
     note = "MEMORY is of the fullest stage, and what a plan may fill; * is on the Pareto front"
-    out.line(f"{note}{f'; {left_out} more node shapes with --all' if left_out else ''}", style="dim")
+    out.line(f"{note}{f'; node shapes left out: {left_out} (--all)' if left_out else ''}", style="dim")
 
 
 def _columns(work: Work) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def write_details(
     ]
     out.line(f"time    {seconds_text(estimate.iter_time_s)} {_sure(estimate)}: {', '.join(shown)}")
     out.line(f"memory  GiB of one GPU, {gib(row.usable_memory_bytes)} may be filled")
-    out.table(_MEMORY_COLUMNS, [_stage_row(index, stage) for index, stage in enumerate(stages)], right=_MEMORY_COLUMNS)
+    _table(out, _MEMORY_COLUMNS, [_stage_row(index, stage) for index, stage in enumerate(stages)])
 
 
 def _stage_row(index: int, stage: StageMemory) -> tuple[str, ...]:
