@@ -4,8 +4,8 @@ Pipelines (cuts of the layers) are filled with chains of replicas (``heterogeneo
 judged (``heterogeneous_judge``). Prices on GPUs then ask for chains that would make a better plan
 (``heterogeneous_bound``): what they find gives new cuts to fill, and where they find none, that is the bound.
 
-The space: 1F1B without sharding; layers split in any way over at most ``Space.pp_max`` stages; each replica of any type,
-zone and degree that divides nodes and model; micro-batch sizes in powers of two; chains take unequal numbers of
+The space: 1F1B without sharding; layers split in any way over at most ``Space.pp_max`` stages; each replica of any
+type, zone and degree that divides nodes and model; micro-batch sizes in powers of two; chains take unequal numbers of
 micro-batches, unless switched off. A stage holds the activations of as many micro-batches as stages follow, also where
 there are fewer. Plans on a single node of an offer of more than ``ONE_NODE_OFFERS_MAX`` nodes are looked at for cost
 and columns only.
@@ -117,13 +117,13 @@ def _over_offers(
     if refusal is not None:
         told = reason(ReasonCode.UNSUPPORTED, detail=refusal)
         return HeterogeneousResult(plan=None, estimate=None, score=np.inf, bound=np.inf, reasons=(told,))
-    best = _searched(train, offer, links, space, goal_of(offer))
+    best = _searched(train, offer, links, space, goal=goal_of(offer))
     node_count = sum(part.node_count for part in offer.values())
     is_small = node_count <= ONE_NODE_OFFERS_MAX or not goal_of(offer).is_time
     if node_count > 1 and is_small and space.pp_max > 1:
         for key in sorted(offer):
             one = replace(offer[key], gpu_count=min(offer[key].gpu_count, offer[key].gpus_per_node))
-            found = _searched(train, {key: one}, links, space, goal_of({key: one}), best.score)
+            found = _searched(train, {key: one}, links, space, goal=goal_of({key: one}), known=best.score)
             best = _better(best, found)
     return best
 
@@ -140,7 +140,7 @@ def _better(one: HeterogeneousResult, other: HeterogeneousResult) -> Heterogeneo
 
 
 def _searched(
-    train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, goal: Goal, known: float = float("inf")
+    train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, *, goal: Goal, known: float = float("inf")
 ) -> HeterogeneousResult:
     tables = tables_of(train, offer, space)
     judge = Judge(train=train, offer=offer, links=links)

@@ -1,14 +1,14 @@
 """What prices prove about all plans: the dual bound. Pure: no I/O, no clock.
 
-Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the GPUs
-there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain is
+Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the
+GPUs there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain is
 that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left, kind):
 with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
 
     v x GPUs - rho c  >=  sum over stages of (v tp + rho t / tau) - rho (1 + T / tau)
 
-is a sum over stages. tau goes through its range in intervals, in which the lower end stands for tau and stages up to the
-upper end are allowed; intervals in which a chain might still be cheap enough are cut finer. Bisection over tau would be
+is a sum over stages. tau goes through its range in intervals, in which the lower end stands for tau and stages up to
+the upper end are allowed; intervals in which a chain might still be cheap enough are cut finer. Bisection over tau would be
 wrong: a stage that is not the slowest can be worth shortening. Cuts may differ between chains here but not in a plan,
 and c need not be whole, so the bound can be lower than the best plan.
 """
@@ -60,7 +60,11 @@ class Program:
         layers = table.layer_count
         is_end = np.broadcast_to(np.arange(layers + 1) == layers, (layers, layers + 1))
         columns = np.concatenate(
-            (table.time_s.reshape(len(self.tp), -1), table.stages_left_max.reshape(len(self.tp), -1), is_end.reshape(1, -1))
+            (
+                table.time_s.reshape(len(self.tp), -1),
+                table.stages_left_max.reshape(len(self.tp), -1),
+                is_end.reshape(1, -1),
+            )
         )
         _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
         self.distinct, self.which = first, which.reshape(layers, layers + 1)
@@ -71,7 +75,7 @@ class Program:
 
     def of_stages(self, values: Floats | Ints) -> Floats:
         """Return ``[k, l, l + 1]`` values of distinct stages only, ``[k, u]``; many stages of a model are alike."""
-        found: Floats = values.reshape(len(values), -1)[:, self.distinct]
+        found: Floats = values.reshape(len(values), -1)[:, self.distinct].astype(np.float64)
         return found
 
     def level(self, pp: int, time_s: float) -> int:

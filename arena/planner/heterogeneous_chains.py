@@ -210,7 +210,7 @@ def fill(chains: Chains, stock: Ints, time_s: float) -> tuple[Mix | None, Master
     if master.value < chains.table.need * (1 - _EPSILON):
         return None, master
     replicas = np.floor(master.chosen + 1e-6).astype(np.int64)
-    return _completed(chains, counts, replicas, stock, counts.astype(np.float64), time_s), master
+    return _completed(chains, counts, replicas, stock, worth=counts.astype(np.float64), time_s=time_s), master
 
 
 def fill_cheaply(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
@@ -218,7 +218,7 @@ def fill_cheaply(chains: Chains, stock: Ints, time_s: float, price: Floats) -> M
     counts = chains.counts(time_s)
     replicas = np.zeros(len(counts), dtype=np.int64)
     worth = counts / np.maximum(chains.gpus @ (price + 1e-15), 1e-300)
-    return _completed(chains, counts, replicas, stock, worth, time_s)
+    return _completed(chains, counts, replicas, stock, worth=worth, time_s=time_s)
 
 
 def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
@@ -233,7 +233,7 @@ def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
             continue
         start = np.floor(master.chosen + 1e-6).astype(np.int64)
         even = usable.astype(np.int64)
-        found = _completed(chains, even, start, stock, even.astype(np.float64), time_s, replicas_min)
+        found = _completed(chains, even, start, stock, worth=even.astype(np.float64), time_s=time_s, need=replicas_min)
         if found is not None:
             return _mix(chains, found.replicas, np.full(len(counts), count), time_s, found.kinds)
     return None
@@ -244,6 +244,7 @@ def _completed(
     counts: Ints,
     replicas: Ints,
     stock: Ints,
+    *,
     worth: Floats,
     time_s: float,
     need: int | None = None,

@@ -25,7 +25,7 @@ from arena.domain.cluster import GpuType
 from arena.domain.grid import Estimate
 from arena.domain.job import TrainSpec
 from arena.domain.micro_batches import MicroBatch, micro_batches
-from arena.domain.parallel import ParallelPlan, Recompute, Replica
+from arena.domain.parallel import ParallelPlan, Replica
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.schedule import Action, Pass, schedule_of
 from arena.errors import SpecError
@@ -83,7 +83,7 @@ class Judge:
 
     train: TrainSpec
     offer: Offer
-    links: ZoneLinks = ZoneLinks()
+    links: ZoneLinks = field(default_factory=ZoneLinks)
     _figures: dict[tuple[object, ...], StageFigures] = field(default_factory=dict)
     _after: dict[tuple[object, ...], float] = field(default_factory=dict)
     _boundaries: dict[tuple[object, ...], Floats] = field(default_factory=dict)
@@ -106,6 +106,10 @@ class Judge:
                     ),
                 )
             first = end
+
+    def fresh(self) -> Judge:
+        """Return a judge that has learned nothing."""
+        return Judge(train=self.train, offer=self.offer, links=self.links)
 
     def judge(self, plan: ParallelPlan) -> Judgement:
         """Return a plan's figures by the closed form.
@@ -198,9 +202,7 @@ class Judge:
 
     def _key(self, replica: Replica) -> PartKey:
         found = [
-            key
-            for key in sorted(self.offer)
-            if replica.gpu_type in {None, key[0]} and replica.zone in {None, key[1]}
+            key for key in sorted(self.offer) if replica.gpu_type in {None, key[0]} and replica.zone in {None, key[1]}
         ]
         if len(found) != 1:
             asked = f"{replica.gpu_type or 'any type'} in {replica.zone or 'any zone'}"
@@ -319,7 +321,9 @@ class Judge:
         return dict(sorted(counts.items()))
 
     def _usd_per_s(self, gpu_counts: dict[PartKey, int]) -> float:
-        return sum(self.offer[key].gpu_type.usd_per_hour * count for key, count in gpu_counts.items()) / _SECONDS_PER_HOUR
+        return (
+            sum(self.offer[key].gpu_type.usd_per_hour * count for key, count in gpu_counts.items()) / _SECONDS_PER_HOUR
+        )
 
     def _transfer_usd(self, plan: ParallelPlan, batches: Sequence[MicroBatch]) -> float:
         if len({zone for _, zone in self.offer}) == 1:
@@ -366,16 +370,16 @@ class Judge:
         return None
 
 
-def evaluate_plan(
-    train: TrainSpec, plan: ParallelPlan, offer: Offer, links: ZoneLinks | None = None
-) -> Judgement:
+def evaluate_plan(train: TrainSpec, plan: ParallelPlan, offer: Offer, links: ZoneLinks | None = None) -> Judgement:
     """Return the figures of one plan over mixed GPUs by the closed form.
 
     Raises:
         SpecError: The plan shards state, interleaves, or names GPUs that are not offered.
     """
     if plan.zero or plan.virtual_stage_count > 1 or plan.expert_parallel > 1 or plan.sequence_parallel:
-        raise SpecError("only plans without sharding, interleaving, ep and sp are judged over mixed GPUs", why=str(plan))
+        raise SpecError(
+            "only plans without sharding, interleaving, ep and sp are judged over mixed GPUs", why=str(plan)
+        )
     return Judge(train=train, offer=offer, links=links or ZoneLinks()).judge(plan)
 
 
@@ -386,9 +390,7 @@ def stage_units(plan: ParallelPlan, stage: int) -> tuple[int, int]:
 
 
 def _with_network(gpu_type: GpuType, tier: Tier) -> GpuType:
-    return replace(
-        gpu_type, network_bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s, network_latency_s=tier.latency_s
-    )
+    return replace(gpu_type, network_bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s, network_latency_s=tier.latency_s)
 
 
 def _ready_at(action: Action, done: dict[Action, float], pp: int) -> float | None:

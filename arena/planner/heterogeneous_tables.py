@@ -69,7 +69,7 @@ class StageTable:
     @property
     def layer_count(self) -> int:
         """Layers of the model."""
-        return self.time_s.shape[1]
+        return int(self.time_s.shape[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ def _stages_left(near: Floats, far: Floats, limit: float, is_last: np.ndarray) -
 def _own_sends(
     train: TrainSpec, gpu_type: GpuType, settings: Sequence[tuple[Recompute, int]], *, is_one_node: bool
 ) -> Floats:
-    """Return the least time of a stage's sends: forward behind it, backward in front of it, ``[settings, l, l + 1]``."""
+    """Return the least time of a stage's sends, on behind it and back in front, ``[settings, l, l + 1]``."""
     each = boundary_s(train, gpu_type, [size for _, size in settings], is_one_node=is_one_node)
     found: Floats = each[:, :-1, None] + each[:, None, :]
     return found
@@ -403,7 +403,9 @@ def _after(train: TrainSpec, part: Offered, tp: int) -> Floats:
             _priced(train, part.gpu_type, counts, rows, tp=tp, dp=dp, settings=[(Recompute.NONE, 1)])
             for counts, dp in _spreads(nodes, part, tp)
         ]
-        found[level, 1:] = np.min([one.breakdown_s["data_parallel"] + one.breakdown_s["update"] for one in options], axis=0)
+        found[level, 1:] = np.min(
+            [one.breakdown_s["data_parallel"] + one.breakdown_s["update"] for one in options], axis=0
+        )
     return found
 
 

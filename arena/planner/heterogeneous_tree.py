@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Protocol
 
 import numpy as np
 
 from arena.domain.capability import unsupported
+from arena.domain.job import TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Stage
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_bound import Found, Program
+from arena.planner.heterogeneous_bound import Program
 from arena.planner.heterogeneous_chains import (
     Chains,
     Mix,
@@ -24,8 +26,8 @@ from arena.planner.heterogeneous_chains import (
     most_work,
 )
 from arena.planner.heterogeneous_goal import Goal
-from arena.planner.heterogeneous_judge import Judge, Judgement
-from arena.planner.heterogeneous_offer import HeterogeneousResult, PartKey, Space, Statistics
+from arena.planner.heterogeneous_judge import Judgement
+from arena.planner.heterogeneous_offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
 from arena.planner.heterogeneous_tables import StageTable
 
 _SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.12, 0.18, 0.25, 0.4, 0.6, 0.8, 0.9)
@@ -38,6 +40,32 @@ _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
 
 
+class PlanJudge(Protocol):
+    """Says what plans take; ``heterogeneous_judge`` is the one that counts."""
+
+    @property
+    def train(self) -> TrainSpec:
+        """The workload."""
+        ...
+
+    @property
+    def offer(self) -> Offer:
+        """The GPUs."""
+        ...
+
+    def judge(self, plan: ParallelPlan) -> Judgement:
+        """Return a plan's figures."""
+        ...
+
+    def learn(self, plan: ParallelPlan, table: StageTable) -> None:
+        """Take over what the search knows of a plan's stages."""
+        ...
+
+    def fresh(self) -> PlanJudge:
+        """Return a judge that has learned nothing."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class Hunt:
     """One search.
@@ -46,7 +74,7 @@ class Hunt:
         incumbent: A score known from elsewhere.
     """
 
-    judge: Judge
+    judge: PlanJudge
     tables: list[StageTable]
     space: Space
     goal: Goal
@@ -90,7 +118,7 @@ class Hunt:
 
     def _promise(self, program: Program) -> float:
         """Order tables by the work of a step: those with the least first."""
-        work = program.tp[:, None] * program.table.time_s[:, 0, :1 + program.table.layer_count]
+        work = program.tp[:, None] * program.table.time_s[:, 0, : 1 + program.table.layer_count]
         share = work / np.maximum(np.arange(program.table.layer_count + 1), 1)
         return program.table.need * float(share[:, 1:].min())
 
@@ -310,7 +338,7 @@ class Hunt:
                 reasons=self._reasons(),
             )
         plan, _ = self.best
-        judgement = Judge(train=self.judge.train, offer=self.judge.offer, links=self.judge.links).judge(plan)
+        judgement = self.judge.fresh().judge(plan)
         return HeterogeneousResult(
             plan=plan,
             estimate=judgement.estimate,
@@ -346,10 +374,9 @@ def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool) -> ParallelPlan:
                 made[known] = Replica(tp=kind.tp, gpu_type=gpu_type, zone=zone, micro_batch_count=known[2])
             replicas.append(made[known])
         stages.append(Stage(layer_count=mix.cuts[stage + 1] - mix.cuts[stage], replicas=tuple(replicas)))
-    plan = ParallelPlan(
+    return ParallelPlan(
         stages=tuple(stages), micro_batch_size=mix.table.micro_batch_size, recompute=mix.table.recompute
     )
-    return plan
 
 
 def _trimmed(slots: Ints, times: np.ndarray, need: int) -> Ints:

@@ -1,6 +1,7 @@
 """Plans over mixed GPUs: priced like uniform ones, checked against a run of every pass, limits kept."""
 
 import pytest
+
 from arena.domain.allocation import GpuGroup
 from arena.domain.capability import unsupported
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
@@ -70,7 +71,8 @@ def test_chains_of_unequal_speed_end_when_a_run_of_every_pass_ends() -> None:
         Stage(
             layer_count=count,
             replicas=tuple(
-                Replica(gpu_type=name, zone="east", micro_batch_count=batches) for name, batches in (fast, fast, slow, slow)
+                Replica(gpu_type=name, zone="east", micro_batch_count=batches)
+                for name, batches in (fast, fast, slow, slow)
             ),
         )
         for count in (5, 3)
@@ -132,7 +134,9 @@ def test_an_answer_keeps_its_limits_and_is_what_the_judge_says() -> None:
     found = search(train, offer)
     cheap = search(train, offer, objective=Objective.COST)
 
-    assert found.plan is not None and found.estimate is not None and cheap.estimate is not None
+    assert found.plan is not None
+    assert found.estimate is not None
+    assert cheap.estimate is not None
     assert unsupported(train, found.plan) is None
     assert found.bound <= found.score == found.estimate.iter_time_s
     assert cheap.bound <= cheap.score == cheap.estimate.usd_per_step < found.estimate.usd_per_step
@@ -145,7 +149,8 @@ def test_constraints_bind() -> None:
     train, offer = train_spec(), offer_of(("a100-40", "east", 4), ("v100-16", "east", 4))
     fast = search(train, offer)
     cheap = search(train, offer, objective=Objective.COST)
-    assert fast.estimate is not None and cheap.estimate is not None
+    assert fast.estimate is not None
+    assert cheap.estimate is not None
     budget = (fast.estimate.usd_per_step + cheap.estimate.usd_per_step) / 2
     limit_s = (fast.estimate.iter_time_s * cheap.estimate.iter_time_s) ** 0.5
 
@@ -153,8 +158,10 @@ def test_constraints_bind() -> None:
     quick = search(train, offer, objective=Objective.COST, constraints=Constraints(deadline_s=100 * limit_s, steps=100))
     never = search(train, offer, constraints=Constraints(steps_per_s_min=1e9))
 
-    assert within.estimate is not None and within.estimate.usd_per_step <= budget
-    assert quick.estimate is not None and quick.estimate.iter_time_s <= limit_s
+    assert within.estimate is not None
+    assert within.estimate.usd_per_step <= budget
+    assert quick.estimate is not None
+    assert quick.estimate.iter_time_s <= limit_s
     assert quick.score >= cheap.score * (1 - 1e-9)
     assert never.plan is None
     assert never.reasons
@@ -178,7 +185,9 @@ def test_dear_gpus_are_left_alone() -> None:
     best = best_column(train, offer, free, value)
     dear = best_column(train, offer, {**free, ("a100-40", "east"): 1e6}, value)
 
-    assert best.plan is not None and dear.plan is not None and dear.estimate is not None
+    assert best.plan is not None
+    assert dear.plan is not None
+    assert dear.estimate is not None
     assert {replica.gpu_type for stage in dear.plan.stages for replica in stage.replicas} == {"v100-16"}
     assert dear.bound <= dear.score == pytest.approx(-value(dear.estimate.iter_time_s))
     assert best.score <= dear.score
@@ -207,11 +216,9 @@ def test_bad_questions_say_what_is_wrong() -> None:
         search(train, {})
     with pytest.raises(SpecError, match="no link between zones east and west"):
         search(train, offer_of(("a100-40", "east", 4), ("a100-40", "west", 4)))
-    with pytest.raises(SpecError, match="missing.*a100-40/east"):
+    with pytest.raises(SpecError, match=r"missing.*a100-40/east"):
         best_column(train, offer, {}, lambda iter_time_s: -iter_time_s)
     with pytest.raises(SpecError, match="deadline needs the number of steps"):
         Constraints(deadline_s=1.0)
     with pytest.raises(SpecError, match="wants h100"):
-        evaluate_plan(
-            train, ParallelPlan(stages=(Stage(layer_count=8, replicas=(Replica(gpu_type="h100"),)),)), offer
-        )
+        evaluate_plan(train, ParallelPlan(stages=(Stage(layer_count=8, replicas=(Replica(gpu_type="h100"),)),)), offer)
