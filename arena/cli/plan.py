@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from threading import Timer
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +31,7 @@ from arena.cli.plan_tables import (
     write_infeasible,
     write_layouts,
 )
-from arena.cli.quoting import quoted
+from arena.cli.quoting import escaped, quoted
 from arena.cli.submit import field_and_value, read_text, spec_of_file
 from arena.cli.words import group_text, plan_text
 from arena.domain.allocation import GpuGroup
@@ -40,6 +41,11 @@ from arena.domain.reason import ReasonCode
 from arena.errors import InfeasibleError, UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
 from arena.planner.source import PlannerGridSource
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_BAR_AFTER_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,22 +183,38 @@ def _grid(asked: _Asked, *, shows_progress: bool) -> Grid:
     source = PlannerGridSource(gpu_types=asked.cluster.gpu_types)
     types = sorted(asked.spec.gpus.types or asked.cluster.shape.gpu_count_by_type)
     grids = []
-    for gpu_type in _with_progress(types) if shows_progress else types:
+    for gpu_type in with_progress(types, _error_console()) if shows_progress else types:
         limits = asked.spec.gpus.model_copy(update={"types": (gpu_type,)})
         grids.append(source.grid(asked.spec.model_copy(update={"gpus": limits}), asked.cluster.shape))
     return merged(grids)
 
 
-def _with_progress(types: list[str]) -> Iterator[str]:
+def _error_console() -> Console:
     from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def with_progress(types: Sequence[str], console: Console, *, after_s: float = _BAR_AFTER_S) -> Iterator[str]:
+    """Yield GPU types; when that takes longer than ``after_s``, with a bar that is gone at the end."""
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(types))
+    progress = Progress(console=console, transient=True)
+    # With one type there is no telling how far it is: the bar pulses.
+    task = progress.add_task("", total=len(types) if len(types) > 1 else None)
+    start = Timer(after_s, progress.start)
+    start.daemon = True
+    start.start()
+    try:
         for gpu_type in types:
-            progress.update(task, description=f"planning on {gpu_type}")
+            progress.update(task, description=f"planning on {escaped(gpu_type)}")
             yield gpu_type
             progress.advance(task)
+    finally:
+        start.cancel()
+        start.join()
+        if progress.live.is_started:
+            progress.stop()
 
 
 def _groups(asked: _Asked, grid: Grid) -> list[GpuGroup]:

@@ -85,7 +85,11 @@ class ClusterSpec(Model):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a cluster file says: its shape, and the catalog with the user's types in it."""
+    """What a cluster file says: its shape, and the catalog with the user's types in it, by their names there.
+
+    A type that is like one of the catalog keeps that one's name in its own row: what the cost model fitted to a type
+    (how well its processors are filled) goes by it.
+    """
 
     shape: ClusterShape
     gpu_types: Mapping[str, GpuType]
@@ -153,7 +157,7 @@ def _shape(spec: ClusterSpec) -> ClusterShape:
 
 
 def _gpu_type(name: str, spec: GpuTypeSpec, known: Mapping[str, GpuType]) -> GpuType:
-    """Return a type from what its user says, the rest from the type it is like."""
+    """Return a type from what its user says, the rest, the name in the row too, from the type it is like."""
     figures: dict[str, Any] = {}
     if spec.memory_gib is not None or spec.memory_bytes is not None:
         figures["memory_bytes"] = spec.memory_bytes or int((spec.memory_gib or 0.0) * GIB)
@@ -173,7 +177,7 @@ def _gpu_type(name: str, spec: GpuTypeSpec, known: Mapping[str, GpuType]) -> Gpu
             name=name, peak_flops_per_s=peaks, source=spec.source or "cluster file", **{**assumed, **figures}
         )
     source = spec.source or f"cluster file, the rest as {like.name}: {like.source}"
-    return replace(like, name=name, peak_flops_per_s={**like.peak_flops_per_s, **peaks}, source=source, **figures)
+    return replace(like, peak_flops_per_s={**like.peak_flops_per_s, **peaks}, source=source, **figures)
 
 
 def _type_problems(spec: ClusterSpec, tree: Tree, known: Mapping[str, GpuType]) -> Iterator[Problem]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from arena.cli.main import run
 from arena.cli.output import Output
+from arena.cli.plan import with_progress
 from arena.cli.plan_explain import StageMemory
 from arena.cli.plan_grid import (
     Goal,
@@ -36,6 +38,7 @@ from arena.planner.hardware import catalog
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec
+from tests.fakes.local_cluster import wait_until
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
@@ -274,6 +277,32 @@ def test_the_same_as_json(arena: Arena) -> None:
     assert {item["group"]["parts"][0]["gpu_type"] for item in found["infeasible"]} == {"tiny"}
     assert found["infeasible"][0]["reason"]["numbers"]["needed_gib"] > 4
     assert (found["layouts"], found["png"]) == ([], None)
+
+
+def test_a_type_like_another_is_priced_as_that_one(arena: Arena, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(
+        "nodes: [{type: h100, gpus: 2}, {type: mine, gpus: 2}, {type: slow, gpus: 2}]\n"
+        "gpu_types: {mine: {like: h100}, slow: {like: h100, memory_gb_per_s: 335}}"
+    )
+    cells = arena("--gpus", "2", "--json").document["cells"]
+    by_type = {cell["group"]["parts"][0]["gpu_type"]: cell["best"] for cell in cells}
+    assert by_type["mine"] == by_type["h100"]
+    assert by_type["slow"]["estimate"]["iter_time_s"] > by_type["h100"]["estimate"]["iter_time_s"]
+
+
+def test_a_bar_shows_that_planning_goes_on_where_it_takes_long() -> None:
+    stream = Terminal()
+    console = Console(file=stream, force_terminal=True, width=80)
+    for _ in with_progress(["t4", "h100"], console, after_s=0.0):
+        wait_until(lambda: "planning on" in stream.getvalue(), "a bar")
+    assert "planning on h100" in stream.getvalue()
+
+
+def test_no_bar_flashes_up_where_planning_is_quick() -> None:
+    stream = Terminal()
+    console = Console(file=stream, force_terminal=True, width=80)
+    assert list(with_progress(["t4", "h100"], console, after_s=3600.0)) == ["t4", "h100"]
+    assert stream.getvalue() == ""
 
 
 def test_cost_first(arena: Arena) -> None:
