@@ -295,7 +295,10 @@ def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
 
 
 def _kept_gradient_bytes(words: str, train: TrainSpec) -> float | None:
-    """Return what DeepSpeed keeps of gradients: fp16 ones alone, or bf16 ones and their sums in fp32."""
-    if "bf16optimizer" in words:
+    """Return bytes of gradients that DeepSpeed keeps for each parameter.
+
+    Those in 16 bit; beside them all in fp32 where nothing is sharded (a copy for the optimizer) or bf16 is summed.
+    """
+    if "bf16optimizer" in words or (words == "zero0" and train.precision == "fp16"):
         return 6.0
     return 2.0 if words.startswith("zero") and train.precision == "fp16" else None

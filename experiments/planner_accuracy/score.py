@@ -46,11 +46,11 @@ def score(predictions: Sequence[Prediction]) -> Score:
     right, count = ordered_pairs(predictions)
     return Score(
         time_mape_pct=_mape(times),
-        time_interval_pct=_interval(times),
+        time_interval_pct=mean_interval_pct(times),
         time_count=len(times),
         time_bias_pct=float(100.0 * times.mean()) if len(times) else None,
         memory_mape_pct=_mape(memories),
-        memory_interval_pct=_interval(memories),
+        memory_interval_pct=mean_interval_pct(memories),
         memory_count=len(memories),
         spearman=rank_correlation(predictions),
         pairs_right_pct=100.0 * right / count if count else None,
@@ -113,7 +113,7 @@ def _mape(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float | None:
     return float(100.0 * np.abs(errors).mean()) if len(errors) else None
 
 
-def _interval(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float] | None:
+def mean_interval_pct(errors: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float] | None:
     """Return a bootstrap interval of the mean absolute error (Efron 1979, percentiles), in per cent."""
     if len(errors) < 3:
         return None
