@@ -78,6 +78,13 @@ def run_with_small_disk(environ: Mapping[str, str]) -> int:
     return run_rank(environ)
 
 
+def run_on_full_disk(environ: Mapping[str, str]) -> int:
+    """Run a rank whose large writes fail."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_DISK_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return run_rank(environ)
+
+
 def write_digests(trainer: Trainer, environ: Mapping[str, str], moment: str) -> None:
     parts = trainer.ranks.gathered(trainer.state())
     digests = {name: digest(tensor) for name, tensor in joined([piece for part in parts for piece in part]).items()}

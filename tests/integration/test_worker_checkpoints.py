@@ -183,6 +183,23 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
     assert all(value in errors[0].message for value in values), errors[0].message
 
 
+def test_a_place_that_is_no_directory_is_named(launcher: RankLauncher, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("something else")
+    errors = failing(launcher, tmp_path, job(2), PAIR, 1)
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert f"the checkpoint place {tmp_path / 'checkpoints'} cannot be opened" in errors[0].message
+
+
+def test_a_model_without_a_place_is_written_by_the_next_attempt(launcher: RankLauncher, tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("something else")
+    errors = failing(launcher, tmp_path, job(2), PAIR, 1)
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert f"could not be written to {tmp_path / 'output'}" in errors[0].message
+    (tmp_path / "output").unlink()
+    (finished,) = launcher.run(tmp_path, job(2), PAIR, epoch=2).reports_of(Finished)
+    assert Path(finished.output or "").is_file()
+
+
 def test_only_the_newest_are_kept_and_nothing_temporary(launcher: RankLauncher, tmp_path: Path) -> None:
     root = tmp_path / "checkpoints"
     (root / ".tmp-step-00000002.0").mkdir(parents=True)
@@ -236,6 +253,16 @@ def test_a_failed_last_save_is_said_and_the_older_state_stays(launcher: RankLaun
     assert stopped.durable_step < stopped.step
     resumed = launcher.run(tmp_path, job(stopped.step + 1, hidden=64), PAIR, epoch=2)
     assert ready(resumed).resumed_step == stopped.durable_step
+
+
+def test_a_final_state_that_cannot_be_saved_says_why(launcher: RankLauncher, tmp_path: Path) -> None:
+    launch = make_launch(tmp_path, job(2, interval=100, hidden=64), PAIR)
+    attempt = launcher.launch(tmp_path, launch, target="tests.fakes.worker_targets:run_on_full_disk")
+    assert set(attempt.wait()) == {1}
+    for error in attempt.reports_of(WorkerError):
+        assert error.code == "checkpoint"
+        assert "the final state of step 2 could not be saved" in error.message
+        assert "File too large" in error.message
 
 
 def test_killed_while_saving_it_always_resumes(launcher: RankLauncher, tmp_path: Path) -> None:

@@ -106,9 +106,16 @@ class CheckpointStore:
         """Take over the place from older attempts, clear what they left, and choose what to load.
 
         Raises:
-            CheckpointError: A newer attempt owns it, or all its checkpoints are damaged.
+            CheckpointError: A newer attempt owns it, all its checkpoints are damaged, or the place cannot be used.
         """
-        selection = self.ranks.first_does(self._place.open)
+        try:
+            selection = self.ranks.first_does(self._place.open)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint place {self.root} cannot be opened",
+                why=_text(error),
+                fix="make it a directory that the job may write to on every node, or name another one",
+            ) from error
         while selection.manifest is not None and selection.name is not None:
             share = sorted(selection.manifest.files)[self.ranks.rank :: self.ranks.world_size]
             damage = _damage(self.root / selection.name, selection.manifest, share)

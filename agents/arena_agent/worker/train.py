@@ -122,6 +122,7 @@ class Trainer:
     _optimizer: torch.optim.Optimizer | None = None
     _order: SampleOrder | None = None
     _saving: _Saving | None = None
+    _save_failure: str = ""
     _evaluated_step: int | None = None
     _started_at_s: float = 0.0
 
@@ -399,6 +400,7 @@ class Trainer:
         return True
 
     def _report_failed(self, step: int, error: CheckpointError) -> None:
+        self._save_failure = error.message
         if self.reporter:
             self.reporter.send(CheckpointFailed(step=step, error=error.message))
 
@@ -424,9 +426,17 @@ class Trainer:
         if not self._save_now():
             raise CheckpointError(
                 f"the final state of step {self.step} could not be saved",
-                fix="free space in the checkpoint directory; the job resumes from its last checkpoint",
+                why=self._save_failure,
+                fix="mend the checkpoint directory; the job resumes from its last checkpoint",
             )
-        output = self.ranks.first_does(self._export)
+        try:
+            output = self.ranks.first_does(self._export)
+        except OSError as error:
+            raise CheckpointError(
+                f"the model of step {self.step} could not be written to {self.launch.output_dir}",
+                why=str(error),
+                fix="free the place; the training state is saved, `arena ckpt export` writes the model from it",
+            ) from error
         if self.reporter:
             self.reporter.send_last(Finished(step=self.step, loss=self.loss, output=output))
 
