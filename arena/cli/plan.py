@@ -24,6 +24,7 @@ from arena.cli.plan_grid import (
     priced_cells,
 )
 from arena.cli.plan_tables import (
+    short_text,
     write_details,
     write_explanation,
     write_front,
@@ -33,7 +34,7 @@ from arena.cli.plan_tables import (
 )
 from arena.cli.quoting import escaped, quoted
 from arena.cli.submit import field_and_value, read_text, spec_of_file
-from arena.cli.words import group_text, plan_text
+from arena.cli.words import plan_text
 from arena.domain.allocation import GpuGroup
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec, TrainSpec
@@ -282,5 +283,5 @@ def _write_text(
 def _write_best(app: App, asked: _Asked, row: PricedCell) -> None:
     assert row.best.plan is not None, "a training job has plans"
     stages = stage_memory(row.best.plan, asked.train, asked.cluster.gpu_types[row.group.parts[0].gpu_type])
-    title = f"{group_text(row.group)}: {plan_text(row.best.plan, row.group)}"
+    title = f"{short_text(row.group)}: {plan_text(row.best.plan, row.group)}"
     write_details(app.out, row, row.best.estimate, stages, title=title)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from itertools import groupby
 
 from arena.cli.output import Output
 from arena.cli.plan_explain import Explanation, PlanOnGroup, StageMemory
 from arena.cli.plan_grid import Goal, LayoutBounds, PricedCell, Work, reason_text
 from arena.cli.quoting import escaped
 from arena.cli.words import NOTHING, group_text, plan_text
+from arena.domain.allocation import GpuGroup
 from arena.domain.capability import format_set
 from arena.domain.grid import Estimate, InfeasibleGroup
 from arena.units import GIB
@@ -17,6 +19,7 @@ from arena.units import GIB
 _PLAN_COLUMN = 1
 _PLAN_WIDTH_MIN = 18
 _GAP = 2
+_NODES_LISTED_MAX = 4
 _SHARE_SHOWN_MIN = 0.0005
 _MEMORY_COLUMNS = ("STAGE", "STATE", "GATHERED", "ACTIVATIONS", "WORKING", "LOGITS", "EXCHANGE", "CONTEXT", "PEAK")
 
@@ -26,6 +29,8 @@ def write_grid(out: Output, rows: Sequence[PricedCell], work: Work, *, left_out:
     columns = _columns(work)
     _table(out, columns, [_row(row) for row in rows], flexible=_PLAN_COLUMN)
     note = "MEMORY is of the fullest stage, and what a plan may fill; * is on the Pareto front"
+    if any(row.group.node_count > _NODES_LISTED_MAX for row in rows):
+        note += "; 16x8 is 16 nodes of 8 GPUs"
     out.line(f"{note}{f'; node shapes left out: {left_out} (--all)' if left_out else ''}", style="dim")
 
 
@@ -37,7 +42,7 @@ def _columns(work: Work) -> tuple[str, ...]:
 def _row(row: PricedCell) -> tuple[str, ...]:
     estimate = row.best.estimate
     return (
-        group_text(row.group) + (" *" if row.is_on_front else ""),
+        short_text(row.group) + (" *" if row.is_on_front else ""),
         plan_text(row.best.plan, row.group),
         seconds_text(estimate.iter_time_s),
         number_text(row.units_per_s),
@@ -56,7 +61,7 @@ def write_front(out: Output, rows: Sequence[PricedCell], work: Work, goal: Goal)
     columns = ("GROUP", f"{work.unit.upper()}S/S", f"USD/M {work.unit.upper()}S", "USD/STEP", "SPEED", "COST")
     cells = [
         (
-            group_text(row.group),
+            short_text(row.group),
             number_text(row.units_per_s),
             number_text(row.usd_per_million_units),
             number_text(row.best.estimate.usd_per_step),
@@ -67,7 +72,7 @@ def write_front(out: Output, rows: Sequence[PricedCell], work: Work, goal: Goal)
     ]
     _table(out, columns, cells)
     named = "fastest" if goal is Goal.THROUGHPUT else "cheapest"
-    out.line(f"SPEED and COST are against the {named}, {group_text(first.group)}", style="dim")
+    out.line(f"SPEED and COST are against the {named}, {short_text(first.group)}", style="dim")
 
 
 def _ratio(value: float, base: float) -> str:
@@ -80,8 +85,38 @@ def write_infeasible(out: Output, items: Sequence[tuple[InfeasibleGroup, int | N
         return
     out.line()
     out.line("DO NOT FIT", style="bold")
-    rows = [(group_text(item.group), escaped(reason_text(item.reason, count))) for item, count in items]
-    out.table(("GROUP", "WHY"), rows)
+    told = [(item.group, _with_short(item.group, reason_text(item.reason, count))) for item, count in items]
+    runs = groupby(told, key=lambda one: (one[0].parts[0].gpu_type, one[1]))
+    out.table(("GROUP", "WHY"), [(_span([group for group, _ in same]), text) for (_, text), same in runs])
+
+
+def _span(groups: Sequence[GpuGroup]) -> str:
+    """Return one group, or a run of counts of a type."""
+    first, last = groups[0], groups[-1]
+    if len(groups) == 1:
+        return short_text(first)
+    return f"{escaped(first.parts[0].gpu_type)} {first.gpu_count}..{last.gpu_count} GPUs"
+
+
+def _with_short(group: GpuGroup, text: str) -> str:
+    """Return a sentence about a group with its name in the short form."""
+    return escaped(text.replace(str(group), short_text(group)))
+
+
+def short_text(group: GpuGroup) -> str:
+    """Return a group's short form, with many nodes that are alike as ``a100-80 16x8``: 16 nodes of 8."""
+    part = group.parts[0]
+    if len(part.node_counts) <= _NODES_LISTED_MAX:
+        return group_text(group)
+    return f"{escaped(part.gpu_type)} {shape_text(part.node_counts)}"
+
+
+def shape_text(node_counts: Sequence[int]) -> str:
+    """Return the GPUs of each node, ``4+4``, or ``14x8+7`` where there are many nodes."""
+    if len(node_counts) <= _NODES_LISTED_MAX:
+        return "+".join(map(str, node_counts))
+    runs = [(count, len(list(same))) for count, same in groupby(node_counts)]
+    return "+".join(f"{nodes}x{count}" if nodes > 1 else str(count) for count, nodes in runs)
 
 
 def write_layouts(out: Output, layouts: Sequence[LayoutBounds]) -> None:
@@ -89,11 +124,11 @@ def write_layouts(out: Output, layouts: Sequence[LayoutBounds]) -> None:
     out.line()
     out.line("LAYOUTS", style="bold")
     for one in layouts:
-        nodes = "+".join(str(count) for part in one.group.parts for count in part.node_counts)
+        nodes = shape_text([count for part in one.group.parts for count in part.node_counts])
         allowed = format_set(list(one.tp)) if one.tp else "none"
         out.line(f"{nodes} GPUs: tp in {allowed}")
         for bound in one.bounds:
-            out.line(f"    {escaped(bound)}")
+            out.line(f"    {_with_short(one.group, bound)}")
 
 
 def write_details(
@@ -136,12 +171,12 @@ def _write_on_group(out: Output, one: PlanOnGroup, work: Work, *, general: Seque
     own = [refusal for refusal in one.refusals if refusal not in general]
     if one.estimate is None:
         out.line()
-        out.line(group_text(one.group), style="bold")
+        out.line(short_text(one.group), style="bold")
     else:
-        title = f"{group_text(one.group)}: {_speed(one, work)}"
+        title = f"{short_text(one.group)}: {_speed(one, work)}"
         write_details(out, one, one.estimate, one.memory_by_stage, title=title)
     for refusal in own:
-        out.line(f"  cannot run: {escaped(refusal)}", style="red")
+        out.line(f"  cannot run: {_with_short(one.group, refusal)}", style="red")
     out.line(f"best here: {_best(one)}")
 
 

@@ -29,7 +29,7 @@ from arena.cli.plan_grid import (
     one_for_each_count,
     priced_cells,
 )
-from arena.cli.plan_tables import number_text, write_details, write_front, write_grid, write_infeasible
+from arena.cli.plan_tables import number_text, short_text, write_details, write_front, write_grid, write_infeasible
 from arena.domain.allocation import GpuGroup
 from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimate
 from arena.domain.parallel import parse_plan
@@ -224,6 +224,28 @@ def test_prices_and_speeds_by_hand() -> None:
 
 def test_an_infeasible_count_says_from_where_its_type_fits() -> None:
     assert [(str(item.group), count) for item, count in infeasible_counts(GRID)] == [("t4 8", 16)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [([4], "t4 4"), ([4, 4, 4, 4], "t4 4+4+4+4"), ([8] * 500, "t4 500x8"), ([8, 8, 8, 8, 7], "t4 4x8+7")],
+)
+def test_many_nodes_that_are_alike_are_counted(counts: list[int], text: str) -> None:
+    assert short_text(GpuGroup.of("t4", counts)) == text
+
+
+def test_counts_that_do_not_fit_for_one_reason_are_one_row(arena: Arena) -> None:
+    done = arena("--set", "train.precision=fp16")
+    assert done.code == 4
+    why = "precision fp16 needs loss scaling, which the worker does not do; use bf16 or fp32"
+    assert done.out.splitlines()[-2:] == [f"a100-40 1..8 GPUs  {why}", f"tiny 1..2 GPUs     {why}"]
+
+
+def test_many_nodes_are_counted_in_reasons_too(arena: Arena, tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("nodes: [{type: a100-40, count: 50, gpus: 8}]")
+    done = arena("--gpus", "397")
+    assert "a100-40 47x8+3x7  a100-40 47x8+3x7: heads = 12: tp in {1, 2, 3, 4, 6, 12}; 397 does not divide" in done.out
+    assert "    tp stays inside a node (a100-40 47x8+3x7)" in done.out
 
 
 def test_grids_by_type_put_together_are_the_grid_of_the_cluster() -> None:
