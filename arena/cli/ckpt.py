@@ -139,6 +139,8 @@ def prune(app: App, path: str, keep: int, quota: int | None, dry_run: bool) -> N
     from arena_agent.checkpoints import audit
 
     root = _directory(app, path)
+    if _is_checkpoint(root):
+        raise UserError(f"{str(root)!r} is one checkpoint", fix="give the directory that holds them")
     with _disk_errors(root):
         pruning = audit.prune(root, keep=keep, quota_bytes=quota, is_dry=dry_run)
     if app.out.json_mode:

@@ -277,6 +277,13 @@ def test_one_checkpoint_can_be_listed(arena: Arena, root: Path, monkeypatch: pyt
     assert "step-00000040 has no manifest" in arena("ckpt", "list", ".").out
 
 
+def test_one_checkpoint_is_not_pruned(arena: Arena, root: Path) -> None:
+    before = sorted((root / "step-00000020").iterdir())
+    done = arena("ckpt", "prune", root / "step-00000020", "--keep", 2)
+    assert (done.code, "is one checkpoint" in done.err) == (4, True)
+    assert sorted((root / "step-00000020").iterdir()) == before
+
+
 def test_no_path_is_not_the_working_directory(arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     assert arena("ckpt", "list", "").code == 5
