@@ -1,16 +1,16 @@
 """What prices prove about all plans: the dual bound. Pure: no I/O, no clock.
 
-Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the
-GPUs there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain is
-that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left, kind):
-with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
+Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the GPUs
+there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain
+is that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left,
+kind): with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
 
     v x GPUs - rho c  >=  sum over stages of (v tp + rho t / tau) - rho (1 + T / tau)
 
 is a sum over stages. tau goes through its range in intervals, in which the lower end stands for tau and stages up to
-the upper end are allowed; intervals in which a chain might still be cheap enough are cut finer. Bisection over tau would be
-wrong: a stage that is not the slowest can be worth shortening. Cuts may differ between chains here but not in a plan,
-and c need not be whole, so the bound can be lower than the best plan.
+the upper end are allowed; intervals in which a chain might still be cheap enough are cut finer. Bisection over tau
+would be wrong: a stage that is not the slowest can be worth shortening. Cuts may differ between chains here but not in
+a plan, and c need not be whole, so the bound can be lower than the best plan.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from arena.planner.heterogeneous_tables import (
     Kind,
     StageFigures,
     StageTable,
-    after_stage_s,
+    after_stages_s,
     boundary_bytes,
     boundary_s,
     own_tier,
@@ -302,15 +302,17 @@ class Judge:
             tier = own_tier(self.offer[key].gpu_type, is_one_node=False)
             for other in keys:
                 tier = slower(tier, self._tier(key, other, is_one_node=False))
-            self._after[known] = after_stage_s(
+            seconds = after_stages_s(
                 self.train,
                 _with_network(self.offer[key].gpu_type, tier),
-                units,
+                [(stage_units(plan, at), plan.pp - at) for at in range(plan.pp)],
                 node_counts=node_counts,
                 tp=tp,
                 dp=rank_count,
-                stages_left=left,
             )
+            # Stages are mostly alike: what one call costs is worth all of them.
+            for at, one in enumerate(seconds):
+                self._after[kind, stage_units(plan, at), plan.pp - at, ring] = float(one)
         return self._after[known]
 
     def _gpu_counts(self, plan: ParallelPlan) -> dict[PartKey, int]:

@@ -350,25 +350,30 @@ def stage_figures(
     )
 
 
-def after_stage_s(
+def after_stages_s(
     train: TrainSpec,
     gpu_type: GpuType,
-    units: tuple[int, int],
+    stages: Sequence[tuple[tuple[int, int], int]],
     *,
     node_counts: Sequence[int],
     tp: int,
     dp: int,
-    stages_left: int,
-) -> float:
-    """Return synchronisation and update of one stage on replicas of one kind.
+) -> Floats:
+    """Return synchronisation and update of stages on replicas of one kind, ``[stages]``.
 
     Args:
-        units: First unit, and the one behind the last.
-        node_counts: GPUs of the stage by node; a replica's are all on one.
+        stages: First unit and the one behind the last of each, and how many stages there are from it to the last.
+        node_counts: GPUs of a stage by node; a replica's are all on one.
     """
-    rows = _one_row(units, stages_left)
+    rows = _Rows(
+        first=np.array([units[0] for units, _ in stages], dtype=np.int64),
+        last=np.array([units[1] for units, _ in stages], dtype=np.int64),
+        left=np.array([left for _, left in stages], dtype=np.int64),
+        is_behind=np.array([int(units[0] > 0) for units, _ in stages], dtype=np.int64),
+    )
     found = _priced(train, gpu_type, node_counts, rows, tp=tp, dp=dp, settings=[(Recompute.NONE, 1)])
-    return float(found.breakdown_s["data_parallel"][0] + found.breakdown_s["update"][0])
+    seconds: Floats = found.breakdown_s["data_parallel"] + found.breakdown_s["update"]
+    return seconds
 
 
 def stage_gradient_bytes(train: TrainSpec, gpu_type: GpuType, units: tuple[int, int]) -> float:

@@ -32,12 +32,18 @@ from arena.planner.heterogeneous_tables import StageTable
 
 _SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.12, 0.18, 0.25, 0.4, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
+_SHARES_OF_MANY = (0.01, 0.024, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.8)
+_MANY_GPUS = 64
+_SHARES_TRIED = 4
 _PARTS_FOR_ALL_SUBSETS = 3
 _DEPTHS = (1, 2, 4, 8, 16)
 _GRID = 32
 _TIME_PRECISION = 1.0005
 _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
+_JUDGED_FIRST = 8
+_LOOKS_SLACK = 1.3
+"""What looks so much slower than another is not looked at further: looks leave out what mixing does to networks."""
 
 
 class PlanJudge(Protocol):
@@ -95,9 +101,14 @@ class Hunt:
             Program(table=table, pp_max=self.space.pp_max, replicas_per_node_max=self._replicas_per_node())
             for table in tables
         ]
+        first: list[tuple[float, int, Mix]] = []
         for program in sorted(self.programs, key=self._promise):
             for cuts in self._even_cuts(program):
-                self._try(program, cuts)
+                if self._looks_tell:
+                    first += self._looked_at(program, cuts, len(first), first)
+                else:
+                    self._try(program, cuts)
+        self._judge_best(first, _JUDGED_FIRST)
         if self.goal.is_time:
             return self._result(self._time_bound())
         return self._result(self._work_bound())
@@ -106,6 +117,10 @@ class Hunt:
     def keys(self) -> list[PartKey]:
         """Parts of the offer, in the order of all arrays."""
         return sorted(self.judge.offer)
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        return _SHARES_OF_MANY if self.stock.sum() > _MANY_GPUS else _SHARES
 
     @property
     def stock(self) -> Ints:
@@ -136,23 +151,38 @@ class Hunt:
 
     def _try(self, program: Program, cuts: tuple[int, ...]) -> None:
         """Fill a pipeline with chains and judge what looks better than the best."""
+        self._judge_best(self._looked_at(program, cuts, 0, []), _JUDGED_PER_CUT)
+
+    @property
+    def _looks_tell(self) -> bool:
+        """Whether looks are near enough to compare pipelines by: not between zones, nor where money counts."""
+        return self.goal.is_time and len({zone for _, zone in self.keys}) == 1
+
+    def _looked_at(
+        self, program: Program, cuts: tuple[int, ...], serial: int, others: list[tuple[float, int, Mix]]
+    ) -> list[tuple[float, int, Mix]]:
+        """Return mixes of a pipeline with how good they look, those that look worse than others left out."""
         table = program.table
         known = (table.micro_batch_size, table.recompute, cuts)
         if known in self.tried or self.judged >= _JUDGED_MAX:
-            return
+            return []
         self.tried.add(known)
-        pp = len(cuts) - 1
         latest = self._latest_s()
-        level = program.level(pp, latest) if np.isfinite(latest) else 0
+        if others:
+            latest = min(latest, _LOOKS_SLACK * min(one[0] for one in others))
+        level = program.level(len(cuts) - 1, latest) if np.isfinite(latest) else 0
         chains = chains_of(table, cuts, len(self.stock), table.after_s[level])
         if chains is None:
-            return
+            return []
         found: list[tuple[float, int, Mix]] = []
         for stock in self._stocks():
-            for mix in self._mixes(chains, stock):
+            for mix in self._mixes(chains, stock, latest):
                 self.mixes += 1
-                found.append((self._quick(mix), len(found), mix))
-        for quick, _, mix in sorted(found, key=lambda one: one[:2])[:_JUDGED_PER_CUT]:
+                found.append((self._quick(mix), serial + len(found), mix))
+        return found
+
+    def _judge_best(self, found: list[tuple[float, int, Mix]], most: int) -> None:
+        for quick, _, mix in sorted(found, key=lambda one: one[:2])[:most]:
             if quick < self.incumbent:
                 self._judge(mix)
 
@@ -171,8 +201,8 @@ class Hunt:
         for some in dict.fromkeys(subsets):
             yield np.where(np.isin(np.arange(len(parts)), some), self.stock, 0)
 
-    def _mixes(self, chains: Chains, stock: Ints) -> Iterator[Mix]:
-        fast = self._fastest(chains, stock)
+    def _mixes(self, chains: Chains, stock: Ints, latest: float) -> Iterator[Mix]:
+        fast = self._fastest(chains, stock, latest)
         if fast is None:
             return
         yield fast
@@ -185,9 +215,8 @@ class Hunt:
             if mix is not None:
                 yield mix
 
-    def _fastest(self, chains: Chains, stock: Ints) -> Mix | None:
+    def _fastest(self, chains: Chains, stock: Ints, latest: float) -> Mix | None:
         """Return the fastest mix by bisection over the time until which all is done, None where none is wanted."""
-        latest = self._latest_s()
         longest = chains.table.need * float(chains.slowest_s.max()) + float(chains.sum_s.max())
         high_s = min(latest * (1 - self.space.gap * bool(np.isfinite(self.incumbent))), longest)
         best = self._filled(chains, stock, high_s)
@@ -239,15 +268,19 @@ class Hunt:
         worst, proven = 0, float("inf")
         for program in self.programs:
             for pp in range(1, program.pp_max + 1):
-                while worst < len(_SHARES) and not self._is_proven(program, pp, self._time_at(worst), tries=worst < 4):
-                    worst += 1
+                while worst < len(self._shares):
+                    before = self.incumbent
+                    if self._is_proven(program, pp, self._time_at(worst), tries=worst < _SHARES_TRIED):
+                        break
+                    # A better plan was found on the way: the same share of its time may hold.
+                    worst += self.incumbent == before
                 proven = min(proven, self._time_at(worst))
         return proven
 
     def _time_at(self, index: int) -> float:
-        if index >= len(_SHARES):
+        if index >= len(self._shares):
             return 0.0
-        return self.incumbent * (1.0 - self.space.gap) * (1.0 - _SHARES[index])
+        return self.incumbent * (1.0 - self.space.gap) * (1.0 - self._shares[index])
 
     def _is_proven(self, program: Program, pp: int, time_s: float, *, tries: bool) -> bool:
         if program.least_sum_s[pp - 1] > time_s:
@@ -281,9 +314,11 @@ class Hunt:
 
     def _is_class_proven(self, program: Program, pp: int, time_s: float, after: Floats, *, tries: bool) -> bool:
         """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
-        pool: Chains | None = None
+        layers = program.table.layer_count
+        even = tuple(round(index * layers / pp) for index in range(pp + 1))
+        pool = chains_of(program.table, even, len(self.stock), after)
         price = centre = self._normal(self.price if self.price is not None else self._speeds(program))
-        for _ in range(self.space.price_steps_max):
+        for step in range(self.space.price_steps_max):
             self.asked += 1
             found = program.cheaper_chain(pp, price, 1.0 / program.table.need, time_s, after)
             if found is None:
@@ -296,11 +331,10 @@ class Hunt:
             master = most_work(pool.counts(time_s), pool.gpus, self.stock)
             if master.value >= program.table.need:
                 return False
-            if master.price.any():
-                # The program's own prices jump from corner to corner; near to what held before they settle sooner.
-                centre = price = 0.5 * (centre + self._normal(master.price))
-            else:
-                centre = price = self._normal(centre + np.where(pool.gpus.sum(axis=0) > 0, centre, 0.0))
+            # The program's own prices jump from corner to corner; between them and what held before they settle sooner.
+            own = self._normal(master.price) if master.price.any() else self._speeds(program)
+            price = 0.4 * centre + 0.6 * self._normal(own)
+            centre = price if step % 2 else centre
         return False
 
     def _normal(self, price: Floats) -> Floats:
