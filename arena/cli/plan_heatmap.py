@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from arena.domain.allocation import GpuGroup
 from arena.errors import UserError
 
 _TEXTS_MAX = 240
+_LEVEL_LABELS_MAX = 24
+_INCHES_PER_COUNT, _INCHES_MAX = 0.55, 40.0
 
 
 def check_matplotlib() -> None:
@@ -33,7 +35,7 @@ def check_matplotlib() -> None:
 
 
 def write_heatmap(path: str, rows: Sequence[PricedCell], groups: Iterable[GpuGroup], *, work: Work, goal: Goal) -> None:
-    """Draw the best node shape of each type and count; what is infeasible stays grey.
+    """Draw the best node shape of each type and count; what does not fit is grey, what was not looked at white.
 
     Args:
         path: The PNG file.
@@ -50,9 +52,9 @@ def write_heatmap(path: str, rows: Sequence[PricedCell], groups: Iterable[GpuGro
     seen = {(group.parts[0].gpu_type, group.gpu_count) for group in groups}
     types, counts = sorted({gpu_type for gpu_type, _ in seen}), sorted({count for _, count in seen})
     values = {(row.group.parts[0].gpu_type, row.group.gpu_count): _value(row, goal) for row in rows}
-    size = (2.5 + 0.55 * max(4, len(counts)), 1.8 + 0.5 * len(types))
-    figure = Figure(figsize=(min(size[0], 60.0), min(size[1], 40.0)), layout="constrained")
-    _draw(figure, types, counts, values, label=_label(work, goal))
+    width, height = 2.5 + _INCHES_PER_COUNT * max(4, len(counts)), 1.8 + 0.5 * len(types)
+    figure = Figure(figsize=(min(width, _INCHES_MAX), min(height, _INCHES_MAX)), layout="constrained")
+    _draw(figure, types, counts, {key: values.get(key) for key in seen}, label=_label(work, goal))
     try:
         figure.savefig(Path(path), format="png", dpi=120)
     except OSError as error:
@@ -68,19 +70,27 @@ def _label(work: Work, goal: Goal) -> str:
 
 
 def _draw(
-    figure: Any, types: Sequence[str], counts: Sequence[int], values: dict[tuple[str, int], float], *, label: str
+    figure: Any,
+    types: Sequence[str],
+    counts: Sequence[int],
+    values: Mapping[tuple[str, int], float | None],
+    *,
+    label: str,
 ) -> None:
     import numpy as np
-    from matplotlib.colors import LogNorm
+    from matplotlib.colors import ListedColormap, LogNorm
 
-    table = np.array([[values.get((gpu_type, count), np.nan) for count in counts] for gpu_type in types])
+    keys = [[(gpu_type, count) for count in counts] for gpu_type in types]
+    table = np.array([[values.get(key) for key in row] for row in keys], dtype=np.float64)
+    is_seen = np.array([[key in values for key in row] for row in keys])
     axes = figure.add_subplot()
-    axes.set_facecolor("lightgrey")
+    axes.imshow(np.ma.masked_equal(is_seen, 0), aspect="auto", cmap=ListedColormap(["lightgrey"]))
     least = float(np.nanmin(table))
     # Speeds span orders of magnitude; free GPUs have no logarithm.
     norm = LogNorm(vmin=least, vmax=float(np.nanmax(table))) if least > 0 else None
     image = axes.imshow(np.ma.masked_invalid(table), aspect="auto", cmap="viridis", norm=norm)
-    axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+    rotation = 90 if len(counts) > _LEVEL_LABELS_MAX else 0
+    axes.set_xticks(range(len(counts)), [str(count) for count in counts], rotation=rotation)
     axes.set_yticks(range(len(types)), list(types))
     axes.set_xlabel("GPUs")
     figure.colorbar(image, ax=axes, label=label)
