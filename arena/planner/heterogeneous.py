@@ -7,8 +7,8 @@ judged (``heterogeneous_judge``). Prices on GPUs then ask for chains that would 
 The space: 1F1B without sharding; layers split in any way over at most ``Space.pp_max`` stages; each replica of any
 type, zone and degree that divides nodes and model; micro-batch sizes in powers of two; chains take unequal numbers of
 micro-batches, unless switched off. A stage holds the activations of as many micro-batches as stages follow, also where
-there are fewer. Plans on a single node of an offer of more than ``ONE_NODE_OFFERS_MAX`` nodes are looked at for cost
-and columns only.
+there are fewer, and the communication buffers of a rank among others, also where it is alone. Plans on a single node
+of an offer of more than ``ONE_NODE_OFFERS_MAX`` nodes are looked at for cost and columns only.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Judge:
             for replica in dict.fromkeys(one.replicas):
                 key = self._key(replica)
                 index = table.kinds.index(Kind(part=keys.index(key), tp=replica.tp))
-                known = (key, replica.tp, units, left, plan.micro_batch_size, plan.recompute)
+                known = (key, replica.tp, units, left, plan.micro_batch_size, plan.recompute, plan.gpu_count == 1)
                 self._figures.setdefault(
                     known,
                     StageFigures(
@@ -214,7 +214,7 @@ class Judge:
         key = self._key(replica)
         units = stage_units(plan, stage)
         left = plan.pp - stage
-        known = (key, replica.tp, units, left, plan.micro_batch_size, plan.recompute)
+        known = (key, replica.tp, units, left, plan.micro_batch_size, plan.recompute, plan.gpu_count == 1)
         if known not in self._figures:
             self._figures[known] = stage_figures(
                 self.train,
@@ -223,6 +223,7 @@ class Judge:
                 tp=replica.tp,
                 stages_left=left,
                 setting=(plan.recompute, plan.micro_batch_size),
+                is_alone=plan.gpu_count == 1,
             )
         return self._figures[known]
 

@@ -287,8 +287,13 @@ def _priced(
     tp: int,
     dp: int,
     settings: Sequence[tuple[Recompute, int]],
+    is_alone: bool = False,
 ) -> Estimates:
-    """Price pipelines of which only one stage holds layers, settings by stages, ``[settings * rows]``."""
+    """Price pipelines of which only one stage holds layers, settings by stages, ``[settings * rows]``.
+
+    Args:
+        is_alone: Whether the plan is one rank; ranks among others keep communication buffers.
+    """
     count = len(rows.first)
     chunk_first = np.zeros((count, 2, 1), dtype=np.int64)
     chunk_last = np.zeros((count, 2, 1), dtype=np.int64)
@@ -301,7 +306,7 @@ def _priced(
     candidates = Candidates(
         dp=column * dp,
         tp=column * tp,
-        gpu_count=np.broadcast_to(column * dp * tp, (total, 2)),
+        gpu_count=np.broadcast_to(column * max(dp * tp, 1 if is_alone else 2), (total, 2)),
         micro_batch_count=column * _COUNT,
         pp=np.tile(rows.left + rows.is_behind, len(settings)),
         micro_batch_size=np.repeat(sizes, count),
@@ -334,6 +339,7 @@ def stage_figures(
     tp: int,
     stages_left: int,
     setting: tuple[Recompute, int],
+    is_alone: bool,
 ) -> StageFigures:
     """Return time and memory of one stage.
 
@@ -341,9 +347,12 @@ def stage_figures(
         units: First unit, and the one behind the last.
         stages_left: Stages from this one to the last.
         setting: Recomputation and micro-batch size.
+        is_alone: Whether the plan is one rank.
     """
     rows = _one_row(units, stages_left)
-    found = _priced(train, part.gpu_type, [part.gpus_per_node], rows, tp=tp, dp=1, settings=[setting])
+    found = _priced(
+        train, part.gpu_type, [part.gpus_per_node], rows, tp=tp, dp=1, settings=[setting], is_alone=is_alone
+    )
     return StageFigures(
         time_s=sum(float(found.breakdown_s[name][0]) for name in _ON_STAGE) / _COUNT,
         memory_bytes=float(found.memory_bytes_by_stage[0, rows.is_behind[0]]),
