@@ -39,8 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = results(predictions, unscored, bad)
     _write(options.json, result)
     print_table(result)
-    if options.plot is not None:
-        draw(predictions, options.plot)
+    plot = options.plot or options.json.with_suffix(".png")
+    try:
+        draw(predictions, plot)
+    except ModuleNotFoundError as error:
+        print(f"no plot: {error} (install the extra 'report')")
     return 0
 
 
@@ -48,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, action="append", default=[], help="CSV of measured runs; repeatable")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
-    parser.add_argument("--plot", type=Path, help="where the scatter plot goes (PNG)")
+    parser.add_argument("--plot", type=Path, help="where the scatter plot goes (PNG); beside OUT by default")
     return parser
 
 
