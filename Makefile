@@ -42,7 +42,7 @@ bench: $(BIN)/arena ## Speed, on an otherwise idle machine
 	$(BIN)/pytest -q -s -m benchmark tests/benchmarks
 
 proto: $(BIN)/arena ## Generated code from proto/
-	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. $(PROTOS)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --grpc_python_out=. --mypy_out=. $(PROTOS)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis out

@@ -73,7 +73,7 @@ def _family_fields(draw: st.DrawFn, family: ModelFamily) -> dict[str, Any]:
                 "layers": sum(depths),
                 "group_depths": depths,
                 "norm_groups": norm_groups,
-                "hidden": norm_groups * draw(small),
+                "hidden": norm_groups * (1 + draw(small)),
                 "heads": 1,
                 "kv_heads": None,
             }

@@ -278,6 +278,7 @@ launches = st.builds(
     checkpoint_dir=texts,
     output_dir=texts,
     time_left_s=maybe(positive),
+    durable_step=st.integers(0, 2**63),
 )
 step_points = st.builds(StepPoint, step=naturals, loss=positive, step_time_s=positive, tokens_per_s=positive)
 reports = st.one_of(

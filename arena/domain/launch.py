@@ -55,6 +55,8 @@ class Launch:
         checkpoint_dir: Where checkpoints of this job live (all its nodes see it).
         output_dir: Where the final model goes.
         time_left_s: What is left of the job's time limit; None without one.
+        durable_step: Newest step that earlier attempts reported as durable: where there is one, starting afresh would
+            lose work silently.
     """
 
     # Built when first used: the command line imports this module and reads no launch.
@@ -76,6 +78,7 @@ class Launch:
     checkpoint_dir: str
     output_dir: str
     time_left_s: float | None = None
+    durable_step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -149,6 +149,7 @@ def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> Lau
             checkpoint_dir=f"{spec.checkpoint.dir or config.checkpoint_root}/{job.job_id}",
             output_dir=spec.output_dir or f"{config.output_root}/{job.job_id}",
             time_left_s=None if limit is None else max(limit - job.run_time_s, 0.0),
+            durable_step=job.progress.durable_step,
         ),
     )
 

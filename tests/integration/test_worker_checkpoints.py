@@ -183,6 +183,16 @@ def test_a_checkpoint_of_another_job_is_refused_with_both_values(
     assert all(value in errors[0].message for value in values), errors[0].message
 
 
+def test_work_that_was_saved_is_not_begun_anew(launcher: RankLauncher, tmp_path: Path) -> None:
+    launch = replace(make_launch(tmp_path, job(2), PAIR), durable_step=40)
+    attempt = launcher.launch(tmp_path, launch)
+    assert set(attempt.wait()) == {1}
+    errors = attempt.reports_of(WorkerError)
+    assert {error.code for error in errors} == {"checkpoint"}
+    assert "no checkpoint is left" in errors[0].message
+    assert "step 40" in errors[0].message
+
+
 def test_a_place_that_is_no_directory_is_named(launcher: RankLauncher, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("something else")
     errors = failing(launcher, tmp_path, job(2), PAIR, 1)

@@ -11,8 +11,7 @@ import torch.distributed as dist
 
 from arena.domain.schedule import Pass
 from arena_agent.worker.placement import Placement
-
-_TIMEOUT_S = 1800.0
+from arena_agent.worker.rendezvous import COLLECTIVE_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,5 +84,5 @@ def _new_groups(sets: Iterable[tuple[int, ...]], rank: int) -> dict[tuple[int, .
 
 
 def _new_group(members: tuple[int, ...]) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timedelta(seconds=_TIMEOUT_S))
+    group: dist.ProcessGroup = dist.new_group(list(members), timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S))
     return group

@@ -22,10 +22,15 @@ _NORM_BLOCK = 4096
 @torch.no_grad()
 def initialise(runs: Sequence[Run], seed: int) -> None:
     """Give every owned element its initial value, cut from the whole parameter."""
-    for parameter, group in groupby(runs, key=lambda run: run.share.parameter):
-        whole = initial_weight(parameter, seed).flatten()
-        for run in group:
+    for _, group in groupby(sorted(runs, key=_name), key=_name):
+        own = list(group)
+        whole = initial_weight(own[0].share.parameter, seed).flatten()
+        for run in own:
             run.value.copy_(whole[run.start : run.stop])
+
+
+def _name(run: Run) -> str:
+    return run.share.parameter.name
 
 
 def build_optimizer(runs: Sequence[Run], spec: OptimizerSpec) -> torch.optim.Optimizer:

@@ -16,7 +16,10 @@ from arena.errors import UserError
 from arena_agent.worker.agreement import Ranks
 
 _RENDEZVOUS_TIMEOUT_S = 120.0
-_COLLECTIVE_TIMEOUT_S = 1800.0
+COLLECTIVE_TIMEOUT_S = 1800.0
+"""How long ranks wait for each other in a step."""
+_AGREEMENT_TIMEOUT_S = 86_400.0
+"""How long ranks wait while one of them acts for all: it may write a model of terabytes."""
 _GLOO_INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
@@ -43,11 +46,10 @@ def meet(*, rank: int, world_size: int, address: str, port: int, device: torch.d
         timeout=timedelta(seconds=_RENDEZVOUS_TIMEOUT_S),
         master_listen_fd=_listen(address, port) if rank == 0 else None,
     )
-    timeout = timedelta(seconds=_COLLECTIVE_TIMEOUT_S)
+    timeout = timedelta(seconds=COLLECTIVE_TIMEOUT_S)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-    group = dist.group.WORLD if backend == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
-    assert group is not None
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=_AGREEMENT_TIMEOUT_S))
     return Ranks(rank=rank, world_size=world_size, group=group)
 
 

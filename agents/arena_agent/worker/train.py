@@ -161,6 +161,7 @@ class Trainer:
             self.router_load = torch.full(shape, 1.0 / model.expert_count, device=self.layout.device)
         selection = self.store.open()
         if selection.manifest is None:
+            self._require_nothing_lost()
             initialise(self.runs, self.train.seed)
         else:
             self.store.load(selection, self.state(), fingerprint(self.train, corpus))
@@ -175,6 +176,14 @@ class Trainer:
                 load_s=self.clock() - began_s,
             )
             self.reporter.send(ready)
+
+    def _require_nothing_lost(self) -> None:
+        if self.launch.durable_step > 0:
+            raise CheckpointError(
+                f"no checkpoint is left in {self.store.root}",
+                why=f"step {self.launch.durable_step} of this job was saved there",
+                fix="bring the directory back, or submit the job anew to start afresh",
+            )
 
     def run(self) -> None:
         """Train until the stop condition is met or somebody asks to stop."""

@@ -154,6 +154,7 @@ def launch_to_proto(launch: Launch, transition: AttemptTransition = AttemptTrans
             output_dir=launch.output_dir,
             transition=enums.ATTEMPT_TRANSITION.to_proto(transition),
             time_left_s=launch.time_left_s,
+            durable_step=launch.durable_step,
         )
 
 
@@ -176,6 +177,7 @@ def launch_from_proto(message: pb.Launch) -> Launch:
         checkpoint_dir=message.checkpoint_dir,
         output_dir=message.output_dir,
         time_left_s=optional(message, "time_left_s"),
+        durable_step=message.durable_step,
     )
 
 

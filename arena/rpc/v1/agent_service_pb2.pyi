@@ -491,6 +491,7 @@ class Launch(_message.Message):
     OUTPUT_DIR_FIELD_NUMBER: _builtins.int
     TRANSITION_FIELD_NUMBER: _builtins.int
     TIME_LEFT_S_FIELD_NUMBER: _builtins.int
+    DURABLE_STEP_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     job_id: _builtins.str
     epoch: _builtins.int
@@ -504,6 +505,7 @@ class Launch(_message.Message):
     output_dir: _builtins.str
     transition: _common_pb2.AttemptTransition.ValueType
     time_left_s: _builtins.float
+    durable_step: _builtins.int
     @_builtins.property
     def spec(self) -> _common_pb2.JobSpec: ...
     @_builtins.property
@@ -532,10 +534,11 @@ class Launch(_message.Message):
         output_dir: _builtins.str = ...,
         transition: _common_pb2.AttemptTransition.ValueType = ...,
         time_left_s: _builtins.float | None = ...,
+        durable_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s", "plan", b"plan", "spec", b"spec", "time_left_s", b"time_left_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s", "attempt_id", b"attempt_id", "checkpoint_dir", b"checkpoint_dir", "device_ids", b"device_ids", "epoch", b"epoch", "gpu_type", b"gpu_type", "job_id", b"job_id", "master_addr", b"master_addr", "master_port", b"master_port", "node_count", b"node_count", "node_index", b"node_index", "node_ranks", b"node_ranks", "output_dir", b"output_dir", "plan", b"plan", "spec", b"spec", "time_left_s", b"time_left_s", "transition", b"transition", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s", "attempt_id", b"attempt_id", "checkpoint_dir", b"checkpoint_dir", "device_ids", b"device_ids", "durable_step", b"durable_step", "epoch", b"epoch", "gpu_type", b"gpu_type", "job_id", b"job_id", "master_addr", b"master_addr", "master_port", b"master_port", "node_count", b"node_count", "node_index", b"node_index", "node_ranks", b"node_ranks", "output_dir", b"output_dir", "plan", b"plan", "spec", b"spec", "time_left_s", b"time_left_s", "transition", b"transition", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__time_left_s: _TypeAlias = _typing.Literal["time_left_s"]  # noqa: Y015
     _WhichOneofArgType__time_left_s: _TypeAlias = _typing.Literal["_time_left_s", b"_time_left_s"]  # noqa: Y015
