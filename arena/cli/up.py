@@ -167,9 +167,10 @@ def down(app: App, directory: Path | None) -> None:
         if _is_free(file):
             raise NotFoundError(f"nothing runs on {lock.parent}")
         # The lock is held, so the pid in it is that of its living holder.
-        os.kill(int(file.read().strip()), signal.SIGTERM)
+        pid = int(file.read().strip())
+        os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + HOLD_LIMIT_S + 3 * END_LIMIT_S
-        while not _is_free(file):
+        while not _is_free(file) or _is_alive(pid):
             if time.monotonic() > deadline_s:
                 raise UnavailableError("it does not end", fix=f"see {lock.parent / 'up.log'}")
             time.sleep(POLL_S)
@@ -177,6 +178,14 @@ def down(app: App, directory: Path | None) -> None:
         app.out.document(stopped=str(lock.parent))
     else:
         app.out.line(f"stopped {lock.parent}")
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process still runs: it lets go of its lock a moment before it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def _is_free(file: IO[str]) -> bool:
