@@ -249,3 +249,11 @@ def test_importing_the_worker_leaves_the_process_fit_to_fork() -> None:
         [sys.executable, "-c", program], env=environ, check=True, timeout=120, capture_output=True
     ).stdout
     assert output.split() == [b"1", b"False"]
+
+
+def test_gpus_that_torch_does_not_see_are_not_replaced_by_the_cpu(launcher: RankLauncher, tmp_path: Path) -> None:
+    launch = replace(make_launch(tmp_path, job({"steps": 1}), PAIR), gpu_type="a100-80")
+    blind = launcher.launch(tmp_path / "blind", launch, environ={"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"})
+    assert set(blind.wait()) == {1}
+    assert all("torch sees no GPU" in error.message for error in blind.reports_of(WorkerError))
+    assert launcher.launch(tmp_path / "virtual", launch, environ={"CUDA_VISIBLE_DEVICES": ""}).finish().losses()

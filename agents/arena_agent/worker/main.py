@@ -22,7 +22,7 @@ from arena.domain.capability import unsupported
 from arena.domain.job import TrainSpec
 from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
 from arena.domain.parallel import ParallelPlan
-from arena.errors import SpecError, UserError
+from arena.errors import SpecError, UnavailableError, UserError
 from arena_agent.checkpoints.fence import Fence
 from arena_agent.checkpoints.manifest import CheckpointError
 from arena_agent.worker.checkpoint import CheckpointStore
@@ -166,6 +166,13 @@ def _device(launch: Launch, where: RankEnvironment) -> torch.device:
         device = torch.device("cuda", where.local_rank)
         torch.cuda.set_device(device)
         return device
+    if launch.gpu_type != "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES"):
+        # Where GPUs are virtual the variable is empty. Training on the CPU unasked would look like a slow GPU.
+        raise UnavailableError(
+            f"torch sees no GPU where the agent gave {len(launch.device_ids)} of type {launch.gpu_type}",
+            why=f"torch {torch.__version__}, CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}",
+            fix="install a torch build for this node's driver",
+        )
     # Ranks share the host's cores; one thread each keeps them out of each other's way, and sums in one order.
     torch.set_num_threads(1)
     return torch.device("cpu")
