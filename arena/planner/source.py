@@ -14,7 +14,7 @@ from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
 from arena.planner.search import Search
 
-PLANNER_VERSION = "roofline-2"
+PLANNER_VERSION = "calibrated-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
