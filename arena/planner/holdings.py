@@ -102,7 +102,8 @@ def gathered_on_rank(model: ModelCost, train: TrainSpec, candidates: Candidates,
     first, last = candidates.chunk_first, candidates.chunk_last
     start = largest_in(totals[:-1] + totals[1:], np.minimum(first, len(totals) - 2), np.maximum(last - 1, first))
     follower = np.where(candidates.by_cut(start + 1 < last), _unit_sizes(model, candidates, start + 1), 0.0)
-    pair = (_unit_sizes(model, candidates, start) + follower).max(axis=2)
+    is_there = candidates.by_cut(last > first)
+    pair = np.where(is_there, _unit_sizes(model, candidates, start) + follower, 0.0).max(axis=2)
     return np.where(is_gathered, pair * state_bytes(train).weights, 0.0)
 
 
@@ -130,8 +131,9 @@ def exchange_on_rank(
 def exchanged_together(model: ModelCost, candidates: Candidates, held: Holdings) -> Floats:
     """Return the parameters of the largest unit: a layer under ZeRO-3, else also several small ones."""
     totals = model.by_unit(float(part.parameters.total) for part in model.parts)
-    largest = largest_in(totals, candidates.chunk_first, candidates.chunk_last)
-    layer = _unit_sizes(model, candidates, largest).max(axis=2)
+    first, last = candidates.chunk_first, candidates.chunk_last
+    sizes = _unit_sizes(model, candidates, largest_in(totals, first, last))
+    layer = np.where(candidates.by_cut(last > first), sizes, 0.0).max(axis=2)
     together = np.maximum(_UNIT_PARAMETERS / candidates.tp, layer)
     unit: Floats = np.minimum(held.total, np.where(candidates.zero[:, None] == 3, layer, together))
     return unit

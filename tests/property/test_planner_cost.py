@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arena.domain.allocation import GpuGroup
@@ -23,6 +23,10 @@ from tests.builders import shape, train_spec
 from tests.property.train_strategies import trains
 
 TYPES = sorted(catalog())
+PATCHES = {"image_size": 32, "patch_size": 32, "class_count": 10}
+BIG_BEGINNING = TrainSpec.model_validate(
+    {"model": {"family": "vit", "layers": 8, "hidden": 64, "heads": 4, **PATCHES}, "global_batch": 3}
+)
 sized = settings(max_examples=30, deadline=None)
 groups = st.sampled_from([(1,), (2,), (1, 1), (4,), (2, 2), (3, 1), (8,), (4, 4), (8, 8)])
 
@@ -122,6 +126,7 @@ def test_sequence_parallelism_never_needs_more_time_or_memory(train: TrainSpec, 
 
 
 @sized
+@example(train=BIG_BEGINNING, index=201, counts=(8, 8))  # the empty second chunk of a plan without interleaving
 @given(train=trains, index=st.integers(0, 10_000), counts=groups)
 def test_a_plan_costs_the_same_alone_as_among_all_others(train: TrainSpec, index: int, counts: tuple[int, ...]):
     gpu_type, group = catalog()["h100"], GpuGroup.of("h100", counts)
