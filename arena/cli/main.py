@@ -8,8 +8,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -20,6 +22,8 @@ from arena.errors import ArenaError, InternalError
 
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
+_FOLLOWERS = frozenset({"events", "logs", "wait"})
+_INTERRUPT_AGAIN_S = 1.0
 
 # name: (module, attribute, what `arena --help` says). Modules are imported when their command runs.
 COMMANDS: dict[str, tuple[str, str, str]] = {
@@ -78,8 +82,41 @@ def cli(context: click.Context, /, **options: Any) -> None:
     context.obj = flags_of(options)
 
 
+@contextmanager
+def _insistent_interrupt() -> Iterator[None]:
+    """Raise an interrupt again each second until the command ends.
+
+    One that arrives inside a callback or a finaliser is swallowed there, and a follower would go on for ever.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, _INTERRUPT_AGAIN_S)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def run(argv: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are written to standard error."""
+    if not _FOLLOWERS.intersection(argv):
+        return _run(argv)
+    try:
+        with _insistent_interrupt():
+            return _run(argv)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str]) -> int:
     json_mode = _has_flag(argv, "--json")
     try:
         code = cli.main(args=list(argv), prog_name="arena", standalone_mode=False)
