@@ -8,10 +8,8 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,26 +24,10 @@ from arena_agent.checkpoints.files import write_rank_file
 from arena_agent.checkpoints.manifest import Manifest, expected_tensors
 from tests.builders import job_record, train_spec
 from tests.fakes.checkpoint_places import SHAPES, manifest_of, place_at, save, value_at
+from tests.fakes.command_line import Arena, Done
 from tests.fakes.scheduler_server import FakeScheduler
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Done:
-    """What one command line did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        assert self.out.count("\n") == 1
-        return json.loads(self.out)
-
-
-Arena = Callable[..., Done]
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,29 +23,12 @@ from arena.rpc.v1 import common_pb2
 from arena.rpc.views import GpuCounts
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
+from tests.fakes.command_line import Arena, Done
 from tests.fakes.scheduler_server import FakeScheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
 ANSI = re.compile(r"\x1b\[")
 SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
-
-
-@dataclass(frozen=True)
-class Done:
-    """What one command line did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The one JSON document on standard output."""
-        assert self.out.count("\n") == 1
-        return json.loads(self.out)
-
-
-Arena = Callable[..., Done]
 
 
 @pytest.fixture

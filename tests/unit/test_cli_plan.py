@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -39,6 +36,7 @@ from arena.planner.memory import USABLE_SHARE
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec
+from tests.fakes.command_line import Arena, Done
 from tests.fakes.local_cluster import wait_until
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -57,23 +55,6 @@ nodes:
 gpu_types:
   tiny: {like: t4, memory_gib: 1}
 """
-
-
-@dataclass(frozen=True)
-class Done:
-    """What one command line did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        assert self.out.count("\n") == 1
-        return json.loads(self.out)
-
-
-Arena = Callable[..., Done]
 
 
 @pytest.fixture
