@@ -19,7 +19,7 @@ stages beyond a plan's depth hold zeros.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -110,9 +110,16 @@ def evaluate(
     *,
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
+    model: ModelCost | None = None,
 ) -> Estimates:
-    """Predict time and memory of every candidate on a group of one GPU type."""
+    """Predict time and memory of every candidate on a group of one GPU type.
+
+    Args:
+        model: Weights of another program's model, with as many layers; by default those of the worker's.
+    """
     setting = _setting(train, gpu_type, implementation, calibration)
+    if model is not None:
+        setting = replace(setting, model=model)
     held = holdings(setting.model, candidates)
     step = _step(setting, group, candidates, held)
     memory = memory_by_stage(setting.model, train, gpu_type, candidates, held, implementation=implementation)
