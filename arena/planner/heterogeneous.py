@@ -142,6 +142,6 @@ def _better(one: HeterogeneousResult, other: HeterogeneousResult) -> Heterogeneo
 def _searched(
     train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, *, goal: Goal, known: float = float("inf")
 ) -> HeterogeneousResult:
-    tables = tables_of(train, offer, space)
+    tables = tables_of(train, offer, links, space)
     judge = Judge(train=train, offer=offer, links=links)
     return Hunt(judge=judge, tables=tables, space=space, goal=goal, incumbent=known).run()

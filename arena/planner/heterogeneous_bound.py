@@ -3,7 +3,7 @@
 Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the GPUs
 there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain
 is that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left,
-kind): with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
+zone, kind): with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
 
     v x GPUs - rho c  >=  sum over stages of (v tp + rho t / tau) - rho (1 + T / tau)
 
@@ -15,17 +15,35 @@ a plan, and c need not be whole, so the bound can be lower than the best plan.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from arena.planner.candidates import Flags, Floats, Ints
-from arena.planner.heterogeneous_tables import NODE_LEVELS, StageTable
+from arena.planner.heterogeneous_sync import NODE_LEVELS
+from arena.planner.heterogeneous_tables import StageTable
 
 _INTERVALS = 12
 _FINER = 6
 _ROUNDS = 3
 _EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Plans of so many stages whose first stages are of a class (see ``heterogeneous_sync``), done by a time.
+
+    Args:
+        group: The class, by number.
+        after_s: What follows first stages at the least, ``[k, l + 1]``.
+        least_s: No chain is done with a micro-batch and what follows before.
+    """
+
+    group: int
+    pp: int
+    time_s: float
+    after_s: Floats
+    least_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +57,14 @@ class Found:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """The dynamic program over one table; it keeps what does not depend on prices or times."""
+    """The dynamic program over one table; it keeps what does not depend on prices or times.
+
+    Args:
+        zone: Of each part of the offer, by number.
+    """
 
     table: StageTable
+    zone: Ints
     pp_max: int
     replicas_per_node_max: int
     tp: Floats = field(init=False)
@@ -50,7 +73,10 @@ class Program:
     which: Ints = field(init=False)
     time_s: Floats = field(init=False)
     fits: list[Flags] = field(init=False)
+    members: list[Ints] = field(init=False)
+    crossing_s: Floats = field(init=False)
     least_sum_s: Floats = field(init=False)
+    known: dict[tuple[int, int], Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         table = self.table
@@ -68,136 +94,223 @@ class Program:
         )
         _, first, which = np.unique(columns, axis=1, return_index=True, return_inverse=True)
         self.distinct, self.which = first, which.reshape(layers, layers + 1)
-        self.time_s = self.of_stages(table.time_s)
-        left_max, is_last = self.of_stages(table.stages_left_max), is_end.reshape(-1)[first]
+        self.time_s = self._of_stages(table.time_s)
+        left_max, is_last = self._of_stages(table.stages_left_max), is_end.reshape(-1)[first]
         self.fits = [(left_max >= left) & ((left == 1) == is_last) for left in range(1, self.pp_max + 1)]
-        self.least_sum_s = self._totals(self.time_s[None], None)[:, 0]
+        zones = np.unique(self.zone)
+        self.members = [np.flatnonzero(self.zone[self.part] == zone) for zone in zones]
+        inside = [np.flatnonzero(self.zone == zone) for zone in zones]
+        ends_s = np.array([[table.detour_s[np.ix_(one, other)].min(axis=(0, 1)) for other in inside] for one in inside])
+        self.crossing_s = ends_s + ends_s.transpose(1, 0, 2)
+        self.least_sum_s = self._least_s(None)
 
-    def of_stages(self, values: Floats | Ints) -> Floats:
+    def _of_stages(self, values: Floats | Ints) -> Floats:
         """Return ``[k, l, l + 1]`` values of distinct stages only, ``[k, u]``; many stages of a model are alike."""
         found: Floats = values.reshape(len(values), -1)[:, self.distinct].astype(np.float64)
         return found
 
-    def level(self, pp: int, time_s: float) -> int:
-        """Return how far a first stage spreads at least in plans of so many stages that are done by a time."""
-        least = float(self.least_sum_s[pp - 1])
-        if not np.isfinite(least) or time_s < least:
-            return len(NODE_LEVELS) - 1
-        count_max = np.floor(1.0 + (time_s - least) * pp / least + _EPSILON)
-        replicas = int(np.ceil(self.table.need / count_max))
-        nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
-        return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
+    def _least_s(self, after: Floats | None) -> Floats:
+        """Return the least time of a micro-batch and what follows the first stage, by the number of stages."""
+        ahead = None if after is None else np.broadcast_to(after, (self.pp_max, *after.shape))[None]
+        return self._totals(self.time_s[None], ahead, np.ones(1))[:, 0]
 
     def work(self, price: Floats) -> Floats:
         """Return the least price x GPUs x seconds of a micro-batch, by the number of stages."""
         is_stage = np.isfinite(self.time_s)
         cost = (self.tp * price[self.part])[:, None] * np.where(is_stage, self.time_s, 0.0)
-        found: Floats = self._totals(np.where(is_stage, cost, np.inf)[None], None)[:, 0]
+        found: Floats = self._totals(np.where(is_stage, cost, np.inf)[None], None, np.zeros(1))[:, 0]
         return found
 
-    def slowest_parts(self, pp: int, time_s: float) -> list[Floats]:
-        """Return what follows first stages, ``[k, l + 1]``, for each part that could be their slowest to do so.
+    def cases(self, time_s: float) -> list[Case]:
+        """Return all plans that could be done by a time, by class and depth."""
+        found: list[Case] = []
+        for group, by_level in enumerate(self.table.after_s):
+            for pp in range(1, self.pp_max + 1):
+                level, least_s = 0, float(self._after_class_s(group, 0)[pp - 1])
+                while least_s <= time_s and (further := self._level(pp, time_s, least_s)) > level:
+                    level, least_s = further, float(self._after_class_s(group, further)[pp - 1])
+                if least_s <= time_s:
+                    found.append(Case(group=group, pp=pp, time_s=time_s, after_s=by_level[level], least_s=least_s))
+        return found
 
-        All chains of a plan wait for the slowest. Parts that take longer have no first stage then: infinite.
+    def _after_class_s(self, group: int, level: int) -> Floats:
+        if (group, level) not in self.known:
+            self.known[group, level] = self._least_s(self.table.after_s[group, level])
+        return self.known[group, level]
+
+    def level(self, pp: int, time_s: float) -> int:
+        """Return how far a first stage spreads at least in plans of so many stages that are done by a time."""
+        return self._level(pp, time_s, float(self.least_sum_s[pp - 1]))
+
+    def _level(self, pp: int, time_s: float, least_s: float) -> int:
+        least_sum_s = float(self.least_sum_s[pp - 1])
+        if not np.isfinite(least_sum_s) or time_s < least_s:
+            return len(NODE_LEVELS) - 1
+        count_max = np.floor(1.0 + (time_s - least_s) * pp / least_sum_s + _EPSILON)
+        replicas = int(np.ceil(self.table.need / count_max))
+        nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
+        return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
+
+    def slowest_parts(self, case: Case) -> list[Case]:
+        """Split a case by the part that takes longest for what follows first stages.
+
+        All chains of a plan wait for it. Parts that take longer have no first stage then.
         """
-        after = self.table.after_s[self.level(pp, time_s)]
         parts = np.unique(self.part)
-        least = np.stack([after[self.part == part].min(axis=0) for part in parts])
-        found: list[Floats] = []
+        least = np.stack([case.after_s[self.part == part].min(axis=0) for part in parts])
+        found: list[Case] = []
         for index in range(len(parts)):
+            if not np.isfinite(least[index]).any():
+                continue
             is_slower = (least > least[index]) | ((least == least[index]) & (np.arange(len(parts)) > index)[:, None])
-            own = np.maximum(after, least[index][None])
-            found.append(np.where(is_slower[np.searchsorted(parts, self.part)], np.inf, own))
+            own = np.maximum(case.after_s, least[index][None])
+            after = np.where(is_slower[np.searchsorted(parts, self.part)], np.inf, own)
+            least_s = float(self._least_s(after)[case.pp - 1])
+            if least_s <= case.time_s:
+                found.append(replace(case, after_s=after, least_s=least_s))
         return found
 
-    def cheaper_chain(self, pp: int, price: Floats, rho: float, time_s: float, after: Floats) -> Found | None:
-        """Return a chain of so many stages that might cost less than rho a micro-batch by a time, None if none does.
+    def slacks(self, cases: list[Case], price: Floats) -> Floats:
+        """Return the least of price minus rho c over the chains of each case; where it is not negative, none is done.
 
         Args:
-            after: What follows first stages, ``[k, l + 1]``.
+            cases: Of one time.
+            price: Of a GPU of each part; all GPUs together cost 1.
         """
-        if pp == 1:
-            return self._whole(price, rho, time_s, after)
-        least = float(self.least_sum_s[pp - 1])
-        if not np.isfinite(least) or least > time_s:
-            return None
-        slowest = min(time_s, float(self.table.time_s[np.isfinite(self.table.time_s)].max()))
-        edges = np.geomspace(least / pp * (1 - _EPSILON), max(slowest, least / pp) * (1 + _EPSILON), _INTERVALS + 1)
-        low, high = edges[:-1], edges[1:]
+        groups = sorted({case.group for case in cases})
+        after = np.full((len(groups), self.pp_max, *cases[0].after_s.shape), np.inf)
+        least_s = np.full((self.pp_max, len(groups)), np.inf)
+        for case in cases:
+            after[groups.index(case.group), case.pp - 1] = case.after_s
+            least_s[case.pp - 1, groups.index(case.group)] = case.least_s
+        low, high = self._edges(cases)
+        slack = self._slack(
+            price,
+            cases[0].time_s,
+            np.repeat(after, len(low), axis=0),
+            np.repeat(least_s, len(low), axis=1),
+            (np.tile(low, len(groups)), np.tile(high, len(groups))),
+        )
+        least = slack.reshape(len(slack), len(groups), -1).min(axis=2)
+        return np.array([least[case.pp - 1, groups.index(case.group)] for case in cases])
+
+    def cheaper_chain(self, case: Case, price: Floats) -> Found | None:
+        """Return a chain that might cost less than its share of the work is worth, None if there is none."""
+        low, high = self._edges([case])
+        rho = 1.0 / self.table.need
         for turn in range(_ROUNDS):
-            slack, traced = self._slack((pp, rho, time_s), price, after, low, high)
+            trace = _Trace(which=self.which) if turn == _ROUNDS - 1 else None
+            each = self._slack(
+                price,
+                case.time_s,
+                case.after_s[None, None],
+                np.full((case.pp, 1), case.least_s),
+                (low, high),
+                trace=trace,
+            )
+            slack = each[case.pp - 1]
             open_ = np.flatnonzero(slack < -_EPSILON * rho)
             if not len(open_):
                 return None
-            if turn == _ROUNDS - 1:
-                return traced(int(open_[slack[open_].argmin()]))
+            if trace is not None:
+                return trace(int(open_[slack[open_].argmin()]), float(slack[open_].min()))
             steps = np.geomspace(low[open_], high[open_], _FINER + 1)
             low, high = steps[:-1].ravel(), steps[1:].ravel()
         return None
 
-    def _whole(self, price: Floats, rho: float, time_s: float, after: Floats) -> Found | None:
-        """Chains of one stage, exactly."""
-        layers = self.table.layer_count
-        whole = self.which[0, layers]
-        each = np.where(self.fits[0][:, whole], self.time_s[:, whole], np.inf)
-        room = np.where(np.isfinite(after[:, layers]), time_s - after[:, layers], 0.0) / each
-        counts = np.minimum(np.floor(np.maximum(room, 0.0) * (1 + _EPSILON) + _EPSILON), self.table.need)
-        slack = np.where(counts > 0, price[self.part] * self.tp - rho * counts, np.inf)
-        best = int(slack.argmin())
-        if slack[best] >= -_EPSILON * rho:
-            return None
-        return Found(cuts=(0, layers), kinds=(best,), slack=float(slack[best]))
+    def _edges(self, cases: list[Case]) -> tuple[Floats, Floats]:
+        """Return intervals in which the slowest stage of all cases lies."""
+        slowest = float(self.table.time_s[np.isfinite(self.table.time_s)].max())
+        least = min(float(self.least_sum_s[case.pp - 1]) / case.pp for case in cases)
+        most = max(min(max(case.time_s for case in cases), slowest), least)
+        edges = np.geomspace(least * (1 - _EPSILON), most * (1 + _EPSILON), _INTERVALS + 1)
+        return edges[:-1], edges[1:]
 
     def _slack(
-        self, asked: tuple[int, float, float], price: Floats, after: Floats, low: Floats, high: Floats
-    ) -> tuple[Floats, _Trace]:
-        """Return the least of price minus rho c over chains in each interval, and how to trace it."""
-        pp, rho, time_s = asked
-        times = self.time_s[None]
-        allowed = times <= high[:, None, None]
+        self,
+        price: Floats,
+        time_s: float,
+        after: Floats,
+        least_s: Floats,
+        edges: tuple[Floats, Floats],
+        *,
+        trace: _Trace | None = None,
+    ) -> Floats:
+        """Return the least of price minus rho c in each interval, ``[stages, t]``.
+
+        Args:
+            after: ``[t or 1, stages or 1, k, l + 1]``.
+            least_s: ``[stages, t or 1]``.
+            edges: Of the slowest stage, ``[t]`` each.
+        """
+        (low, high), rho, depth = edges, 1.0 / self.table.need, len(least_s)
+        allowed = self.time_s[None] <= high[:, None, None]
         weight = (rho / low)[:, None, None]
         gpu = (price[self.part] * self.tp)[None, :, None]
-        cost = np.where(allowed, gpu + weight * np.where(np.isfinite(times), times, 0.0), np.inf)
-        weighted = after[None] * weight
-        trace = _Trace(which=self.which)
-        total = self._totals(cost, weighted, pp=pp, trace=trace)[pp - 1]
+        cost = np.where(allowed, gpu + weight * np.where(np.isfinite(self.time_s), self.time_s, 0.0)[None], np.inf)
+        total = self._totals(cost, after * weight[:, None], rho / low, pp=depth, trace=trace)
         slack: Floats = total - rho * (1.0 + time_s / low)
-        trace.slack = slack
         # A chain never does more than all micro-batches, nor a part of one.
-        room = np.floor(1.0 + (time_s - self.least_sum_s[pp - 1]) / low + _EPSILON)
-        least_price = self._totals(np.where(allowed, gpu, np.inf), None, pp=pp)[pp - 1]
+        room = np.where(least_s <= time_s, np.floor(1.0 + (time_s - np.minimum(least_s, time_s)) / low + _EPSILON), 0.0)
+        banned = np.where(np.isfinite(after), 0.0, np.inf)
+        least_price = self._totals(np.where(allowed, gpu, np.inf), banned, np.zeros(len(low)), pp=depth)
         whole = least_price - rho * np.minimum(room, self.table.need)
-        return np.maximum(slack, whole), trace
+        return np.maximum(slack, whole)
 
     def _totals(
-        self, cost: Floats, after: Floats | None, *, pp: int | None = None, trace: _Trace | None = None
+        self,
+        cost: Floats,
+        after: Floats | None,
+        crossing: Floats,
+        *,
+        pp: int | None = None,
+        trace: _Trace | None = None,
     ) -> Floats:
-        """Return the least sums over chains of 1, 2, ... stages, ``[stages, intervals]``; cost is ``[t, k, u]``."""
-        layers, depth = self.table.layer_count, pp or self.pp_max
-        found = np.full((depth, len(cost)), np.inf)
-        rest = np.full((len(cost), layers + 1), np.inf)
-        rest[:, layers] = 0.0
-        ahead_of = self.which[0]
+        """Return the least sums over chains of 1, 2, ... stages, ``[stages, t]``.
+
+        Args:
+            cost: Of stages, ``[t, k, u]``.
+            after: Cost of what follows first stages, ``[t, stages or 1, k, l + 1]``.
+            crossing: Cost of a second of a message between zones, ``[t]``.
+        """
+        layers, depth, count = self.table.layer_count, pp or self.pp_max, len(cost)
+        zones, ahead_of = len(self.members), self.which[0]
+        home = np.zeros(len(self.tp), dtype=np.int64)
+        for zone, own in enumerate(self.members):
+            home[own] = zone
+        found = np.full((depth, count), np.inf)
+        rest = np.full((count, zones, layers + 1), np.inf)
+        rest[:, :, layers] = 0.0
         for index in range(depth):
             if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
                 masked = np.where(self.fits[index][None], cost, np.inf)
-                kind = masked.argmin(axis=1)
-                least = np.take_along_axis(masked, kind[:, None], axis=1)[:, 0]
-                stages = least[:, self.which]
-                first = masked[:, :, ahead_of] + (0.0 if after is None else after)
-            flat = (first + rest[:, None, :]).reshape(len(cost), -1)
-            through = stages + rest[:, None, :]
+                kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
+                stages = np.take_along_axis(masked, kind, axis=1)[:, :, self.which]
+                front = masked[:, :, ahead_of]
+            to = np.zeros((count, zones, layers + 1), dtype=np.int64)
+            ahead = rest
+            if zones > 1:
+                each = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
+                to = each.argmin(axis=2)
+                ahead = each.min(axis=2)
+            first = front + ahead[:, home]
+            if after is not None:
+                first = first + after[:, min(index, after.shape[1] - 1)]
+            flat = first.reshape(count, -1)
+            through = stages + ahead[:, :, None, :]
+            rest = np.full((count, zones, layers + 1), np.inf)
             if trace is None:
                 found[index] = flat.min(axis=1)
-                rest = np.concatenate((through.min(axis=2), np.full((len(cost), 1), np.inf)), axis=1)
+                rest[:, :, :layers] = through.min(axis=3)
                 continue
-            end, front = through.argmin(axis=2), flat.argmin(axis=1)
-            found[index] = flat[np.arange(len(cost)), front]
-            trace.first.append(front)
+            end, best = through.argmin(axis=3), flat.argmin(axis=1)
+            found[index] = flat[np.arange(count), best]
+            rest[:, :, :layers] = np.take_along_axis(through, end[..., None], axis=3)[..., 0]
+            trace.first.append(best)
             trace.end.append(end)
             trace.kind.append(kind)
-            rest = np.full((len(cost), layers + 1), np.inf)
-            rest[:, :layers] = np.take_along_axis(through, end[:, :, None], axis=2)[:, :, 0]
+            trace.to.append(to)
+            trace.home = home
         return found
 
 
@@ -209,15 +322,17 @@ class _Trace:
     first: list[Ints] = field(default_factory=list)
     end: list[Ints] = field(default_factory=list)
     kind: list[Ints] = field(default_factory=list)
-    slack: Floats = field(default_factory=lambda: np.zeros(0))
+    to: list[Ints] = field(default_factory=list)
+    home: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
-    def __call__(self, interval: int) -> Found:
-        width = self.end[0].shape[1] + 1
+    def __call__(self, interval: int, slack: float) -> Found:
+        width = self.end[0].shape[2] + 1
         kind, end = divmod(int(self.first[-1][interval]), width)
-        kinds, cuts = [kind], [0, end]
+        kinds, cuts, zone = [kind], [0, end], int(self.home[kind])
         for index in range(len(self.end) - 2, -1, -1):
             at = cuts[-1]
-            end = int(self.end[index][interval, at])
-            kinds.append(int(self.kind[index][interval, self.which[at, end]]))
+            zone = int(self.to[index + 1][interval, zone, at])
+            end = int(self.end[index][interval, zone, at])
+            kinds.append(int(self.kind[index][interval, zone, self.which[at, end]]))
             cuts.append(end)
-        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=float(self.slack[interval]))
+        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=slack)

@@ -11,13 +11,13 @@ fractions are rounded down and filled up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from arena.domain.parallel import Recompute
-from arena.planner.candidates import Floats, Ints
+from arena.planner.candidates import Flags, Floats, Ints
 from arena.planner.heterogeneous_tables import Kind, StageTable
 
 _EPSILON = 1e-9
@@ -32,7 +32,8 @@ class Chains:
     Args:
         cuts: First layer of each stage, then the number of layers.
         kinds: Of each stage, ``[c, p]``.
-        sum_s, slowest_s: Of a micro-batch over the stages, ``[c]``; the sum counts what follows the first stage.
+        sum_s, slowest_s: Of a micro-batch over the stages, ``[c]``.
+        after_s: What follows the first stage at the least, ``[c]``; infinite where it is not of the class in question.
         gpus: Of each part, ``[c, g]``.
     """
 
@@ -41,22 +42,46 @@ class Chains:
     kinds: Ints
     sum_s: Floats
     slowest_s: Floats
+    after_s: Floats
     gpus: Floats
 
     def counts(self, time_s: float) -> Ints:
-        """Return the micro-batches that each chain does until a time, ``[c]``."""
-        room = (time_s - self.sum_s) / self.slowest_s
-        found = np.where(room >= -_EPSILON, np.floor(room * (1 + _EPSILON) + _EPSILON) + 1, 0).astype(np.int64)
-        return np.clip(found, 0, self.table.need)
+        """Return the micro-batches that each chain does until a time if it waits for no other, ``[c]``."""
+        return self._counts(time_s, self.after_s)
+
+    def waits(self) -> Floats:
+        """Return how long the slowest chain of a plan can take for what follows first stages, ``[w]``."""
+        return np.unique(self.after_s[np.isfinite(self.after_s)])
+
+    def counts_waiting(self, time_s: float, wait_s: Floats) -> Ints:
+        """Return the micro-batches of each chain if all wait so long, ``[w, c]``; 0 where one itself takes longer."""
+        wait = np.where(self.after_s[None, :] <= wait_s[:, None], wait_s[:, None], np.inf)
+        return self._counts(time_s, wait)
+
+    def _counts(self, time_s: float, after_s: Floats) -> Ints:
+        room = (time_s - self.sum_s - after_s) / self.slowest_s
+        found = np.where(room >= -_EPSILON, np.floor(room * (1 + _EPSILON) + _EPSILON) + 1, 0)
+        return np.clip(found, 0, self.table.need).astype(np.int64)
+
+    def only(self, which: Flags) -> Chains:
+        """Return some of the chains."""
+        return replace(
+            self,
+            kinds=self.kinds[which],
+            sum_s=self.sum_s[which],
+            slowest_s=self.slowest_s[which],
+            after_s=self.after_s[which],
+            gpus=self.gpus[which],
+        )
 
     def joined(self, other: Chains) -> Chains:
         """Return both sets; what they have in common is only the number of stages."""
-        return Chains(
-            table=self.table,
-            cuts=self.cuts,
+        return replace(
+            self,
             kinds=np.concatenate((self.kinds, other.kinds)),
             sum_s=np.concatenate((self.sum_s, other.sum_s)),
             slowest_s=np.concatenate((self.slowest_s, other.slowest_s)),
+            after_s=np.concatenate((self.after_s, other.after_s)),
             gpus=np.concatenate((self.gpus, other.gpus)),
         )
 
@@ -95,6 +120,7 @@ def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, after: 
     left = np.arange(len(starts), 0, -1)
     fits = table.stages_left_max[:, starts, ends] >= left[None, :]
     times = np.where(fits, table.time_s[:, starts, ends], np.inf).T
+    times[0] = np.where(np.isfinite(after[:, ends[0]]), times[0], np.inf)
     if not np.isfinite(times).any(axis=1).all():
         return None
     kinds = _combinations(times, table.kinds, part_count)
@@ -106,16 +132,21 @@ def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, after: 
 def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int, after: Floats) -> Chains:
     """Return the chains with some kinds, ``[c, p]``."""
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
-    each = table.time_s[kinds, starts[None, :], ends[None, :]]
     tp = np.array([kind.tp for kind in table.kinds], dtype=np.float64)
     part = np.array([kind.part for kind in table.kinds], dtype=np.int64)
+    each = table.time_s[kinds, starts[None, :], ends[None, :]]
+    if len(starts) > 1:
+        one, other = part[kinds[:, :-1]], part[kinds[:, 1:]]
+        each[:, :-1] += table.detour_s[one, other, ends[None, :-1]]
+        each[:, 1:] += table.detour_s[other, one, ends[None, :-1]]
     gpus = np.stack([np.where(part[kinds] == index, tp[kinds], 0.0).sum(axis=1) for index in range(part_count)], axis=1)
     return Chains(
         table=table,
         cuts=cuts,
         kinds=kinds,
-        sum_s=each.sum(axis=1) + after[kinds[:, 0], ends[0]],
+        sum_s=each.sum(axis=1),
         slowest_s=each.max(axis=1),
+        after_s=after[kinds[:, 0], ends[0]],
         gpus=gpus,
     )
 
@@ -203,39 +234,57 @@ def most_work(counts: Ints, gpus: Floats, stock: Ints) -> Master:
     return Master(value=float(counts @ chosen[:size]), chosen=chosen[:size], price=price)
 
 
-def fill(chains: Chains, stock: Ints, time_s: float) -> tuple[Mix | None, Master]:
-    """Return a whole number of chains that do the step until a time, None where rounding or GPUs do not allow it."""
-    counts = chains.counts(time_s)
-    master = most_work(counts, chains.gpus, stock)
-    if master.value < chains.table.need * (1 - _EPSILON):
-        return None, master
-    replicas = np.floor(master.chosen + 1e-6).astype(np.int64)
-    return _completed(chains, counts, replicas, stock, worth=counts.astype(np.float64), time_s=time_s), master
+def fill(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
+    """Return a whole number of chains that do the step until a time, None where rounding or GPUs do not allow it.
+
+    Args:
+        price: Of GPUs, all together at 1: whatever is dearer than its share of the work needs no linear program.
+    """
+    for counts in possible(chains, time_s, price):
+        master = most_work(counts, chains.gpus, stock)
+        if master.value >= chains.table.need * (1 - _EPSILON):
+            replicas = np.floor(master.chosen + 1e-6).astype(np.int64)
+            found = _completed(chains, counts, replicas, stock, worth=counts.astype(np.float64), time_s=time_s)
+            if found is not None:
+                return found
+    return None
+
+
+def possible(chains: Chains, time_s: float, price: Floats) -> Ints:
+    """Return the micro-batches of each chain, ``[w, c]``, for each wait that prices do not rule out."""
+    counts = chains.counts_waiting(time_s, chains.waits())
+    cost = chains.gpus @ price * chains.table.need
+    kept: Ints = counts[(counts > cost[None, :] * (1 - _EPSILON)).any(axis=1)]
+    return kept
 
 
 def fill_cheaply(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
     """Return chains that do the step until a time, the cheapest for what they do first."""
-    counts = chains.counts(time_s)
-    replicas = np.zeros(len(counts), dtype=np.int64)
-    worth = counts / np.maximum(chains.gpus @ (price + 1e-15), 1e-300)
-    return _completed(chains, counts, replicas, stock, worth=worth, time_s=time_s)
+    cost = np.maximum(chains.gpus @ (price + 1e-15), 1e-300)
+    best: Mix | None = None
+    for counts in chains.counts_waiting(time_s, chains.waits()):
+        replicas = np.zeros(len(counts), dtype=np.int64)
+        mix = _completed(chains, counts, replicas, stock, worth=counts / cost, time_s=time_s)
+        if mix is not None and (best is None or mix.gpu_counts @ price < best.gpu_counts @ price):
+            best = mix
+    return best
 
 
 def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
     """Return chains with the same number of micro-batches each; fewer chains first."""
-    counts = chains.counts(time_s)
     need = chains.table.need
-    for count in sorted({int(count) for count in np.unique(counts) if count > 0}, reverse=True):
-        replicas_min = -(-need // count)
-        usable = counts >= count
-        master = most_work(usable.astype(np.int64), chains.gpus, stock)
-        if master.value < replicas_min * (1 - _EPSILON):
-            continue
-        start = np.floor(master.chosen + 1e-6).astype(np.int64)
-        even = usable.astype(np.int64)
-        found = _completed(chains, even, start, stock, worth=even.astype(np.float64), time_s=time_s, need=replicas_min)
-        if found is not None:
-            return _mix(chains, found.replicas, np.full(len(counts), count), time_s, found.kinds)
+    for counts in chains.counts_waiting(time_s, chains.waits()):
+        for count in sorted({int(count) for count in np.unique(counts) if count > 0}, reverse=True):
+            replicas_min = -(-need // count)
+            even = (counts >= count).astype(np.int64)
+            master = most_work(even, chains.gpus, stock)
+            if master.value < replicas_min * (1 - _EPSILON):
+                continue
+            start = np.floor(master.chosen + 1e-6).astype(np.int64)
+            worth = even.astype(np.float64)
+            found = _completed(chains, even, start, stock, worth=worth, time_s=time_s, need=replicas_min)
+            if found is not None:
+                return replace(found, counts=np.full(len(found.counts), count, dtype=np.int64))
     return None
 
 
@@ -271,24 +320,14 @@ def _completed(
             drop = min(int(replicas[at]), -missing // int(counts[at]))
             replicas[at] -= drop
             missing += drop * int(counts[at])
-    return _mix(chains, replicas, counts, time_s, chains.kinds)
-
-
-def _mix(chains: Chains, replicas: Ints, counts: Ints, time_s: float, kinds: Ints) -> Mix:
-    if len(kinds) != len(chains.kinds):
-        at = [int(np.flatnonzero((chains.kinds == row).all(axis=1))[0]) for row in kinds]
-    else:
-        at = list(range(len(kinds)))
-    full = np.zeros(len(chains.kinds), dtype=np.int64)
-    full[at] = replicas
-    used = np.flatnonzero(full)
+    used = np.flatnonzero(replicas)
     return Mix(
         table=chains.table,
         cuts=chains.cuts,
         kinds=chains.kinds[used],
-        replicas=full[used],
+        replicas=replicas[used],
         counts=counts[used],
         slowest_s=chains.slowest_s[used],
         time_s=time_s,
-        gpu_counts=(full @ chains.gpus).astype(np.int64),
+        gpu_counts=(replicas @ chains.gpus).astype(np.int64),
     )

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement, pairwise
 
 import numpy as np
 
-from arena.domain.cluster import GpuType
 from arena.domain.grid import Estimate
 from arena.domain.job import TrainSpec
 from arena.domain.micro_batches import MicroBatch, micro_batches
@@ -33,10 +32,8 @@ from arena.planner.candidates import Floats, chunk_units
 from arena.planner.communication import Tier
 from arena.planner.cost import MODELLED_RELATIVE_ERROR
 from arena.planner.heterogeneous_offer import Offer, PartKey, ZoneLinks
-from arena.planner.heterogeneous_tables import (
-    Kind,
+from arena.planner.heterogeneous_stages import (
     StageFigures,
-    StageTable,
     after_stages_s,
     boundary_bytes,
     boundary_s,
@@ -45,6 +42,8 @@ from arena.planner.heterogeneous_tables import (
     stage_figures,
     stage_gradient_bytes,
 )
+from arena.planner.heterogeneous_sync import network_of
+from arena.planner.heterogeneous_tables import Kind, StageTable
 from arena.planner.memory import USABLE_SHARE
 from arena.planner.pipeline import BACKWARD_SHARE, pipeline_time_s, step_end_s
 from arena.units import GIB
@@ -268,8 +267,7 @@ class Judge:
         known = (keys, size, is_one_node)
         if known not in self._boundaries:
             tier = self._tier(*keys, is_one_node=is_one_node)
-            gpu_type = _with_network(self.offer[keys[0]].gpu_type, tier)
-            self._boundaries[known] = boundary_s(self.train, gpu_type, [size], is_one_node=is_one_node)[0]
+            self._boundaries[known] = boundary_s(self.train, self.offer[keys[0]].gpu_type, tier, size)
         return float(self._boundaries[known][layer])
 
     def _after_s(self, plan: ParallelPlan, stage: int, nodes: Sequence[tuple[PartKey, int]]) -> float:
@@ -301,11 +299,11 @@ class Judge:
         known = (kind, units, left, ring)
         if known not in self._after:
             tier = own_tier(self.offer[key].gpu_type, is_one_node=False)
-            for other in keys:
-                tier = slower(tier, self._tier(key, other, is_one_node=False))
+            for pair in combinations_with_replacement(keys, 2):
+                tier = slower(tier, self._tier(*pair, is_one_node=False))
             seconds = after_stages_s(
                 self.train,
-                _with_network(self.offer[key].gpu_type, tier),
+                network_of(self.offer[key].gpu_type, tier),
                 [(stage_units(plan, at), plan.pp - at) for at in range(plan.pp)],
                 node_counts=node_counts,
                 tp=tp,
@@ -390,10 +388,6 @@ def stage_units(plan: ParallelPlan, stage: int) -> tuple[int, int]:
     """Return a stage's first unit and the one behind its last."""
     first, last = chunk_units(tuple(one.layer_count for one in plan.stages), 1)
     return int(first[stage, 0]), int(last[stage, 0])
-
-
-def _with_network(gpu_type: GpuType, tier: Tier) -> GpuType:
-    return replace(gpu_type, network_bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s, network_latency_s=tier.latency_s)
 
 
 def _ready_at(action: Action, done: dict[Action, float], pp: int) -> float | None:

@@ -41,6 +41,12 @@ class Offered:
 Offer = Mapping[PartKey, Offered]
 
 
+def alike(offer: Offer) -> list[int]:
+    """Return for each part, in order, the first one with the same GPUs in nodes of the same size."""
+    parts = [(offer[key].gpu_type, offer[key].gpus_per_node) for key in sorted(offer)]
+    return [parts.index(part) for part in parts]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneLinks:
     """What lies between zones, by pair (either order). Inside a zone the network of the GPU types counts.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Protocol
 
 import numpy as np
@@ -19,23 +18,19 @@ from arena.planner.heterogeneous_chains import (
     Chains,
     Mix,
     chains_of,
-    chains_with,
     fill,
     fill_cheaply,
     fill_equally,
-    most_work,
 )
 from arena.planner.heterogeneous_goal import Goal
 from arena.planner.heterogeneous_judge import Judgement
 from arena.planner.heterogeneous_offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
+from arena.planner.heterogeneous_proof import Proofs, cut_evenly, speeds
 from arena.planner.heterogeneous_tables import StageTable
 
 _SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.12, 0.18, 0.25, 0.4, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
-_SHARES_OF_MANY = (0.01, 0.024, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.5, 0.8)
-_MANY_GPUS = 64
 _SHARES_TRIED = 4
-_PARTS_FOR_ALL_SUBSETS = 3
 _DEPTHS = (1, 2, 4, 8, 16)
 _GRID = 32
 _TIME_PRECISION = 1.0005
@@ -88,8 +83,7 @@ class Hunt:
     best: tuple[ParallelPlan, Judgement] | None = None
     programs: list[Program] = field(default_factory=list)
     tried: set[tuple[object, ...]] = field(default_factory=set)
-    price: Floats | None = None
-    asked: int = 0
+    proofs: Proofs = field(init=False)
     mixes: int = 0
     judged: int = 0
     refusals: dict[str, Reason] = field(default_factory=dict)
@@ -98,12 +92,18 @@ class Hunt:
         """Search, and prove how good what was found is."""
         tables = [table for table in self.tables if np.isfinite(table.time_s).any()]
         self.programs = [
-            Program(table=table, pp_max=self.space.pp_max, replicas_per_node_max=self._replicas_per_node())
+            Program(
+                table=table,
+                zone=self._zone_by_part(),
+                pp_max=self.space.pp_max,
+                replicas_per_node_max=self._replicas_per_node(),
+            )
             for table in tables
         ]
+        self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max)
         first: list[tuple[float, int, Mix]] = []
         for program in sorted(self.programs, key=self._promise):
-            for cuts in self._even_cuts(program):
+            for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
                 if self._looks_tell:
                     first += self._looked_at(program, cuts, len(first), first)
                 else:
@@ -117,10 +117,6 @@ class Hunt:
     def keys(self) -> list[PartKey]:
         """Parts of the offer, in the order of all arrays."""
         return sorted(self.judge.offer)
-
-    @property
-    def _shares(self) -> tuple[float, ...]:
-        return _SHARES_OF_MANY if self.stock.sum() > _MANY_GPUS else _SHARES
 
     @property
     def stock(self) -> Ints:
@@ -137,11 +133,9 @@ class Hunt:
         share = work / np.maximum(np.arange(program.table.layer_count + 1), 1)
         return program.table.need * float(share[:, 1:].min())
 
-    def _even_cuts(self, program: Program) -> Iterator[tuple[int, ...]]:
-        layers = program.table.layer_count
-        for pp in _DEPTHS:
-            if pp <= program.pp_max:
-                yield tuple(round(index * layers / pp) for index in range(pp + 1))
+    def _zone_by_part(self) -> Ints:
+        zones = sorted({zone for _, zone in self.keys})
+        return np.array([zones.index(zone) for _, zone in self.keys], dtype=np.int64)
 
     def _latest_s(self) -> float:
         """No plan that takes longer is wanted."""
@@ -171,71 +165,67 @@ class Hunt:
         if others:
             latest = min(latest, _LOOKS_SLACK * min(one[0] for one in others))
         level = program.level(len(cuts) - 1, latest) if np.isfinite(latest) else 0
-        chains = chains_of(table, cuts, len(self.stock), table.after_s[level])
-        if chains is None:
-            return []
         found: list[tuple[float, int, Mix]] = []
-        for stock in self._stocks():
-            for mix in self._mixes(chains, stock, latest):
+        for chains in self._chains(table, cuts, level):
+            for mix in self._mixes(chains, self.proofs.price(program), latest):
                 self.mixes += 1
                 found.append((self._quick(mix), serial + len(found), mix))
         return found
+
+    def _chains(self, table: StageTable, cuts: tuple[int, ...], level: int) -> Iterator[Chains]:
+        """Yield the chains of each class of first stages: with all stages on its parts, and with others on any."""
+        known: set[bytes] = set()
+        for after in table.after_s[:, level]:
+            chains = chains_of(table, cuts, len(self.stock), after)
+            if chains is None:
+                continue
+            own = np.isfinite(after).any(axis=1)
+            for some in (chains.only(own[chains.kinds].all(axis=1)), chains):
+                key = some.kinds.tobytes() + some.after_s.tobytes()
+                if len(some.kinds) and key not in known:
+                    known.add(key)
+                    yield some
 
     def _judge_best(self, found: list[tuple[float, int, Mix]], most: int) -> None:
         for quick, _, mix in sorted(found, key=lambda one: one[:2])[:most]:
             if quick < self.incumbent:
                 self._judge(mix)
 
-    def _stocks(self) -> Iterator[Ints]:
-        """Yield all parts and fewer: a slow part or a far zone can do more harm than good."""
-        parts = tuple(range(len(self.stock)))
-        zones = [zone for _, zone in self.keys]
-        types = [name for name, _ in self.keys]
-        subsets: list[tuple[int, ...]] = [parts]
-        if len(parts) <= _PARTS_FOR_ALL_SUBSETS:
-            subsets += [some for size in range(1, len(parts)) for some in combinations(parts, size)]
-        else:
-            subsets += [tuple(part for part in parts if zones[part] == zone) for zone in dict.fromkeys(zones)]
-            subsets += [tuple(part for part in parts if types[part] == name) for name in dict.fromkeys(types)]
-            subsets += [tuple(part for part in parts if part != left) for left in parts]
-        for some in dict.fromkeys(subsets):
-            yield np.where(np.isin(np.arange(len(parts)), some), self.stock, 0)
-
-    def _mixes(self, chains: Chains, stock: Ints, latest: float) -> Iterator[Mix]:
-        fast = self._fastest(chains, stock, latest)
+    def _mixes(self, chains: Chains, price: Floats, latest: float) -> Iterator[Mix]:
+        fast = self._fastest(chains, price, latest)
         if fast is None:
             return
         yield fast
         if self.goal.is_time:
             return
-        slow_s = chains.table.need * float(chains.slowest_s.max()) + float(chains.sum_s.max())
+        slow_s = chains.table.need * float(chains.slowest_s.max()) + float((chains.sum_s + chains.after_s).max())
         slow_s = min(slow_s, self._latest_s())
         for time_s in np.geomspace(fast.time_s, max(slow_s, fast.time_s), _GRID):
-            mix = fill_cheaply(chains, stock, float(time_s), self.goal.price)
+            mix = fill_cheaply(chains, self.stock, float(time_s), self.goal.price)
             if mix is not None:
                 yield mix
 
-    def _fastest(self, chains: Chains, stock: Ints, latest: float) -> Mix | None:
+    def _fastest(self, chains: Chains, price: Floats, latest: float) -> Mix | None:
         """Return the fastest mix by bisection over the time until which all is done, None where none is wanted."""
-        longest = chains.table.need * float(chains.slowest_s.max()) + float(chains.sum_s.max())
+        longest = chains.table.need * float(chains.slowest_s.max()) + float((chains.sum_s + chains.after_s).max())
         high_s = min(latest * (1 - self.space.gap * bool(np.isfinite(self.incumbent))), longest)
-        best = self._filled(chains, stock, high_s)
+        best = self._filled(chains, price, high_s)
         if best is None:
             return None
-        low_s = float(chains.sum_s.min())
+        low_s = float((chains.sum_s + chains.after_s).min())
         while high_s > low_s * _TIME_PRECISION:
             middle = (max(low_s, 1e-12) * high_s) ** 0.5
-            found = self._filled(chains, stock, middle)
+            found = self._filled(chains, price, middle)
             if found is None:
                 low_s = middle
             else:
                 best, high_s = found, middle
         return best
 
-    def _filled(self, chains: Chains, stock: Ints, time_s: float) -> Mix | None:
+    def _filled(self, chains: Chains, price: Floats, time_s: float) -> Mix | None:
         if not self.space.unequal_micro_batches:
-            return fill_equally(chains, stock, time_s)
-        return fill(chains, stock, time_s)[0]
+            return fill_equally(chains, self.stock, time_s)
+        return fill(chains, self.stock, time_s, price)
 
     def _quick(self, mix: Mix) -> float:
         usd = mix.time_s * float(self.goal.usd_per_s @ mix.gpu_counts)
@@ -265,87 +255,21 @@ class Hunt:
         """Prove that no plan is faster than a little less than the best; cuts that are met on the way are tried."""
         if not np.isfinite(self.incumbent):
             return float("inf")
-        worst, proven = 0, float("inf")
+        worst = 0
         for program in self.programs:
-            for pp in range(1, program.pp_max + 1):
-                while worst < len(self._shares):
-                    before = self.incumbent
-                    if self._is_proven(program, pp, self._time_at(worst), tries=worst < _SHARES_TRIED):
-                        break
-                    # A better plan was found on the way: the same share of its time may hold.
-                    worst += self.incumbent == before
-                proven = min(proven, self._time_at(worst))
-        return proven
+            while worst < len(_SHARES):
+                before = self.incumbent
+                attempt = self._try if worst < _SHARES_TRIED else None
+                if self.proofs.is_proven(program, self._time_at(worst), attempt):
+                    break
+                # A better plan was found on the way: the same share of its time may hold.
+                worst += self.incumbent == before
+        return self._time_at(worst)
 
     def _time_at(self, index: int) -> float:
-        if index >= len(self._shares):
+        if index >= len(_SHARES):
             return 0.0
-        return self.incumbent * (1.0 - self.space.gap) * (1.0 - self._shares[index])
-
-    def _is_proven(self, program: Program, pp: int, time_s: float, *, tries: bool) -> bool:
-        if program.least_sum_s[pp - 1] > time_s:
-            return True
-        centre = self._normal(self.price if self.price is not None else self._speeds(program))
-        if program.work(centre)[pp - 1] * program.table.need >= time_s:
-            return True
-        proves = self._is_class_proven if pp > 2 else self._are_cuts_proven
-        return all(proves(program, pp, time_s, after, tries=tries) for after in program.slowest_parts(pp, time_s))
-
-    def _are_cuts_proven(self, program: Program, pp: int, time_s: float, after: Floats, *, tries: bool) -> bool:
-        """Ask the linear program over all chains, for one way to cut after the other."""
-        layers = program.table.layer_count
-        price = self._normal(self.price if self.price is not None else self._speeds(program))
-        for cuts in [(0, layers)] if pp == 1 else [(0, at, layers) for at in range(1, layers)]:
-            chains = chains_of(program.table, cuts, len(self.stock), after)
-            if chains is None:
-                continue
-            counts = chains.counts(time_s)
-            if (chains.gpus @ price * program.table.need >= counts).all():
-                continue
-            self.asked += 1
-            master = most_work(counts, chains.gpus, self.stock)
-            if master.value >= program.table.need:
-                if tries:
-                    self._try(program, cuts)
-                return False
-            price = self._normal(master.price) if master.price.any() else price
-        self.price = price
-        return True
-
-    def _is_class_proven(self, program: Program, pp: int, time_s: float, after: Floats, *, tries: bool) -> bool:
-        """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
-        layers = program.table.layer_count
-        even = tuple(round(index * layers / pp) for index in range(pp + 1))
-        pool = chains_of(program.table, even, len(self.stock), after)
-        price = centre = self._normal(self.price if self.price is not None else self._speeds(program))
-        for step in range(self.space.price_steps_max):
-            self.asked += 1
-            found = program.cheaper_chain(pp, price, 1.0 / program.table.need, time_s, after)
-            if found is None:
-                self.price = price
-                return True
-            if tries:
-                self._try(program, found.cuts)
-            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock), after)
-            pool = more if pool is None else pool.joined(more)
-            master = most_work(pool.counts(time_s), pool.gpus, self.stock)
-            if master.value >= program.table.need:
-                return False
-            # The program's own prices jump from corner to corner; between them and what held before they settle sooner.
-            own = self._normal(master.price) if master.price.any() else self._speeds(program)
-            price = 0.4 * centre + 0.6 * self._normal(own)
-            centre = price if step % 2 else centre
-        return False
-
-    def _normal(self, price: Floats) -> Floats:
-        scaled: Floats = price / float(price @ self.stock)
-        return scaled
-
-    def _speeds(self, program: Program) -> Floats:
-        """Return prices in proportion to what a GPU of each part can do."""
-        work = program.tp[:, None] * program.time_s
-        least = np.array([work[program.part == part].min() for part in range(len(self.stock))])
-        return np.where(np.isfinite(least), 1.0 / least, 0.0)
+        return self.incumbent * (1.0 - self.space.gap) * (1.0 - _SHARES[index])
 
     def _work_bound(self) -> float:
         """Bound the score by the price of the work on the kinds that do it for the least."""
@@ -353,7 +277,7 @@ class Hunt:
         work, time_s = float("inf"), float("inf")
         for program in self.programs:
             work = min(work, program.table.need * float(program.work(price).min()))
-            speed = self._speeds(program)
+            speed = speeds(program)
             time_s = min(time_s, program.table.need * float(program.work(speed).min()) / float(speed @ self.stock))
         limit = self.goal.constraints.usd_per_step_max
         if limit is not None and work > limit:
@@ -361,7 +285,9 @@ class Hunt:
         return self.goal.bound_of_work(work, time_s)
 
     def _result(self, bound: float) -> HeterogeneousResult:
-        statistics = Statistics(tables=len(self.tables), programs=self.asked, mixes=self.mixes, judged=self.judged)
+        statistics = Statistics(
+            tables=len(self.tables), programs=self.proofs.asked, mixes=self.mixes, judged=self.judged
+        )
         if self.best is None:
             return HeterogeneousResult(
                 plan=None,

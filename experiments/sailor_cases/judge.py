@@ -15,15 +15,16 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.hardware import catalog
 from arena.planner.heterogeneous_judge import Judgement
 from arena.planner.heterogeneous_offer import Offer, Offered, PartKey
-from arena.planner.heterogeneous_tables import NODE_LEVELS, Kind, StageTable
+from arena.planner.heterogeneous_sync import NODE_LEVELS
+from arena.planner.heterogeneous_tables import Kind, StageTable
 from arena.units import GIB
 from experiments.sailor_cases.simulator import MEMORY_BYTES, USD_PER_S, SailorKind, Simulator
 
 GPUS_PER_NODE = 4
 DEGREES = (1, 2, 4)
 SIZES = (1, 2, 4, 8)
-_REPLICAS_BY_LEVEL = (1, 2, 5, 61)
-"""Replicas of a stage that spans at least ``NODE_LEVELS`` nodes of four GPUs."""
+_REPLICAS_BY_LEVEL = tuple(nodes + 1 if nodes < 2 else (nodes - 1) * GPUS_PER_NODE + 1 for nodes in NODE_LEVELS)
+"""Replicas of a stage that spans at least so many nodes."""
 
 
 def offer_of(cluster: dict[str, int]) -> Offer:
@@ -133,10 +134,11 @@ def _table(simulator: Simulator, parts: list[PartKey], kinds: list[SailorKind], 
         need=-(-simulator.batch // size),
         time_s=np.where(left > 0, times, np.inf),
         stages_left_max=left,
-        after_s=after,
+        after_s=after[None],
         compute_s=times,
         memory_bytes=memory,
         memory_step_bytes=np.zeros(shape),
+        detour_s=np.zeros((len(parts), len(parts), layers + 1)),
     )
 
 

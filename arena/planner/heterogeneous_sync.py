@@ -1,0 +1,129 @@
+"""What follows the last backward pass of first stages at the least. Pure: no I/O, no clock.
+
+A stage synchronises over its slowest network, so plans fall into classes by it: what may be in a first stage, and what
+all of it waits for at the least. A plan is in one of the classes, so what holds for each of them holds for all plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from arena.domain.cluster import GpuType
+from arena.domain.job import TrainSpec
+from arena.domain.parallel import Recompute
+from arena.planner.calibration import CALIBRATION
+from arena.planner.candidates import Floats
+from arena.planner.communication import Tier
+from arena.planner.heterogeneous_offer import Offer, Offered, PartKey, ZoneLinks, alike
+from arena.planner.heterogeneous_stages import Rows, after_s, own_tier, priced, slower
+
+NODE_LEVELS = (0, 1, 2, 4, 8, 16, 32, 64)
+"""Nodes a first stage is known to span at least; at 0 it has one replica."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Class:
+    """First stages whose slowest network is one: the parts that are as fast, and what they reach at most.
+
+    Args:
+        is_spread: Whether the stage is in several zones.
+    """
+
+    parts: tuple[int, ...]
+    tier: Tier
+    is_spread: bool
+
+
+def network_of(gpu_type: GpuType, tier: Tier) -> GpuType:
+    """Return a GPU type whose network reaches so much."""
+    return replace(
+        gpu_type,
+        network_bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s / CALIBRATION.network_share,
+        network_latency_s=tier.latency_s,
+    )
+
+
+def after_by_class(train: TrainSpec, offer: Offer, links: ZoneLinks, kinds: Sequence[tuple[int, int]]) -> Floats:
+    """Return what follows first stages of 0, 1, ... layers, ``[classes, levels, k, l + 1]``.
+
+    Infinite where a kind is in no stage of the class.
+
+    Args:
+        kinds: Part of the offer, by position, and degree of each.
+    """
+    parts = [offer[key] for key in sorted(offer)]
+    firsts = alike(offer)
+    known: dict[tuple[int, Tier], dict[int, Floats]] = {}
+    classes = list(_classes(offer, links))
+    found = np.full((len(classes), len(NODE_LEVELS), len(kinds), train.model.layers + 1), np.inf)
+    for index, one in enumerate(classes):
+        for at, (part, tp) in enumerate(kinds):
+            if part not in one.parts:
+                continue
+            own = own_tier(parts[part].gpu_type, is_one_node=False)
+            key = (firsts[part], slower(own, one.tier))
+            if key not in known:
+                degrees = sorted({tp for other, tp in kinds if firsts[other] == firsts[part]})
+                known[key] = _after(train, parts[part], key[1], degrees)
+            levels = known[key][tp]
+            if one.is_spread:
+                levels = np.concatenate((np.repeat(levels[2:3], 2, axis=0), levels[2:]))
+            found[index, :, at] = levels
+    return found
+
+
+def _classes(offer: Offer, links: ZoneLinks) -> Iterator[_Class]:
+    keys = sorted(offer)
+    zones = sorted({zone for _, zone in keys})
+    own = [own_tier(offer[key].gpu_type, is_one_node=False).bandwidth_bytes_per_s for key in keys]
+    for zone in zones:
+        inside = [index for index, key in enumerate(keys) if key[1] == zone]
+        for least in sorted({own[index] for index in inside}):
+            parts = tuple(index for index in inside if own[index] >= least)
+            yield _Class(parts=parts, tier=Tier(bandwidth_bytes_per_s=least, latency_s=0.0), is_spread=False)
+    if len(zones) > 1:
+        yield from _spread_classes(keys, own, links)
+
+
+def _spread_classes(keys: Sequence[PartKey], own: Sequence[float], links: ZoneLinks) -> Iterator[_Class]:
+    zones = sorted({zone for _, zone in keys})
+    between = {pair: links.tier(*pair) for pair in combinations(zones, 2)}
+    latency_s = min(tier.latency_s for tier in between.values())
+    widest = max(tier.bandwidth_bytes_per_s for tier in between.values())
+    bounds = {tier.bandwidth_bytes_per_s for tier in between.values()} | {one for one in own if one < widest}
+    for least in sorted(bounds):
+        reached = {zone for pair, tier in between.items() if tier.bandwidth_bytes_per_s >= least for zone in pair}
+        parts = tuple(index for index, key in enumerate(keys) if own[index] >= least and key[1] in reached)
+        if len({keys[index][1] for index in parts}) > 1:
+            yield _Class(parts=parts, tier=Tier(bandwidth_bytes_per_s=least, latency_s=latency_s), is_spread=True)
+
+
+def _after(train: TrainSpec, part: Offered, tier: Tier, degrees: Sequence[int]) -> dict[int, Floats]:
+    """Return what follows first stages on a part's GPUs at the least, ``[levels, l + 1]`` by degree."""
+    layers = train.model.layers
+    gpu_type = network_of(part.gpu_type, tier)
+    ends = [layers + 2 if end == layers else end + 1 for end in range(1, layers + 1)]
+    rows = Rows.of([(0, end) for end in ends], [1 if end > layers else 2 for end in ends], tp=1)
+
+    def levels_s(node_size: int, spreads: list[tuple[int, int]]) -> Floats:
+        nodes = [node_size] * NODE_LEVELS[-1]
+        found = priced(train, gpu_type, nodes, rows.with_degrees(spreads), [(Recompute.NONE, 1)])
+        return after_s(found).reshape(-1, len(NODE_LEVELS), layers)
+
+    size = part.gpus_per_node
+    full = levels_s(size, [(tp, _replicas(level, size // tp)) for tp in degrees for level in NODE_LEVELS])
+    # Where a node's links are hardly faster than its network, one replica on each node can be the fastest.
+    if part.gpu_type.link_bandwidth_bytes_per_s < 2 * part.gpu_type.network_bandwidth_bytes_per_s:
+        for index, tp in enumerate(degrees):
+            thin = levels_s(tp, [(tp, max(level, 1)) for level in NODE_LEVELS])[0]
+            full[index, 2:] = np.minimum(full[index, 2:], thin[2:])
+    start = np.zeros((len(NODE_LEVELS), 1))
+    return {tp: np.concatenate((start, full[index]), axis=1) for index, tp in enumerate(degrees)}
+
+
+def _replicas(level: int, per_node: int) -> int:
+    return level + 1 if level < 2 else level * per_node
