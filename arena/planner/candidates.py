@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
@@ -40,6 +40,7 @@ class Candidates:
         recompute: Index into ``RECOMPUTE_MODES``.
         cut: Which way layers are split, ``[n]``.
         chunk_first, chunk_last: First unit of each chunk, and the one behind its last, for each way.
+        group: Which of the groups that are looked at together; None where there is one.
     """
 
     dp: Ints
@@ -57,6 +58,7 @@ class Candidates:
     cut: Ints
     chunk_first: Ints
     chunk_last: Ints
+    group: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -90,19 +92,67 @@ class Candidates:
             cumulative: ``[rows, units + 1]``.
             rows: Which row holds for a candidate (and stage), ``[n, p or 1]``; by default the only one.
         """
-        chunks = cumulative[:, self.chunk_last] - cumulative[:, self.chunk_first]
-        table: Floats = chunks[..., 0] if chunks.shape[3] == 1 else chunks.sum(axis=3)
+        if rows is not None and len(cumulative) * len(self.chunk_first) > len(self):
+            first, last = self.by_cut(self.chunk_first), self.by_cut(self.chunk_last)
+            each = cumulative[rows[..., None], last] - cumulative[rows[..., None], first]
+            return _over_chunks(each)
+        table = _over_chunks(cumulative[:, self.chunk_last] - cumulative[:, self.chunk_first])
         if rows is None:
             return self.by_cut(table[0])
         if rows.shape[1] == 1:
             total: Floats = table[rows[:, 0], self.cut]
             return total
-        each: Floats = table[rows, self.cut[:, None], np.arange(table.shape[2])[None, :]]
-        return each
+        some: Floats = table[rows, self.cut[:, None], np.arange(table.shape[2])[None, :]]
+        return some
 
     def by_cut(self, table: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return for each candidate what holds for its way to split layers, ``[n, ...]``."""
         return table[self.cut]
+
+    def take(self, rows: Ints) -> Candidates:
+        """Return some of the candidates."""
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
+
+    def distinct(self, names: Sequence[str]) -> tuple[Candidates, Ints]:
+        """Return candidates that differ in some columns, and which of them stands for each of these, ``[n]``.
+
+        What depends on these columns alone is computed once for those that are alike.
+        """
+        columns = [column for name in names if (column := getattr(self, name)) is not None]
+        if any(column.ndim > 1 and column.shape[1] > 1 for column in columns):
+            return self, np.arange(len(self))
+        code, size = np.zeros(len(self), dtype=np.int64), 1
+        for column in columns:
+            ranks, count = _ranks(column.reshape(-1))
+            code, size = code * count + ranks, size * count
+            if size > 8 * len(self):
+                code, size = _ranks(code)
+        which, count = _ranks(code)
+        first = np.empty(count, dtype=np.int64)
+        first[which[::-1]] = np.arange(len(self))[::-1]
+        return self.take(first), which
+
+
+_COLUMNS = tuple(one.name for one in fields(Candidates) if not one.name.startswith("chunk_"))
+"""Fields with a row for each candidate."""
+
+
+def _over_chunks(values: Floats) -> Floats:
+    total: Floats = values[..., 0] if values.shape[-1] == 1 else values.sum(axis=-1)
+    return total
+
+
+def _ranks(values: Ints | Flags) -> tuple[Ints, int]:
+    """Return the rank of each value among the distinct ones, and how many these are."""
+    largest = int(values.max())
+    if largest > 16 * len(values):
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return ranks, len(distinct)
+    is_there = np.zeros(largest + 1, dtype=np.bool_)
+    is_there[values.astype(np.int64)] = True
+    rank_of = np.cumsum(is_there) - 1
+    return rank_of[values.astype(np.int64)], int(rank_of[-1]) + 1
 
 
 def micro_batch_count(global_batch: int, dp: int, micro_batch_size: int) -> int:

@@ -10,14 +10,13 @@ Links reach a share of their nominal bandwidth, networks of many nodes a smaller
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.planner.calibration import CALIBRATION, Calibration
-from arena.planner.candidates import Candidates, Flags, Floats
+from arena.planner.candidates import Candidates, Flags, Floats, Ints
 
 _BUS_BYTES_PER_S = 32e9
 """Up to what bandwidth a link is taken for PCIe (4.0 x16), which GPUs share with others and their host."""
@@ -57,24 +56,24 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """Who talks over what, ``[n, p]`` or what broadcasts to it.
+class Rings:
+    """Which ranks hold copies or parts of the same state, ``[n, p]`` or what broadcasts to it.
 
     Args:
-        tensor: Tensor-parallel ranks.
         data: Replicas of a stage.
         shard: Replicas that ZeRO divides state over.
-        expert: Replicas that spread experts among them.
         expert_data: Replicas that hold the same experts.
-        on: Sends to the next stage.
-        back: Sends to the stage before.
     """
 
-    tensor: Ring
     data: Ring
     shard: Ring
-    expert: Ring
     expert_data: Ring
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hops:
+    """Sends to the next stage and to the one before."""
+
     on: Hop
     back: Hop
 
@@ -94,44 +93,73 @@ def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple
     return inside, across
 
 
-def links_of(
-    gpu_type: GpuType,
-    group: GpuGroup,
-    candidates: Candidates,
-    *,
-    shard_ranks_max: int | None = None,
-    calibration: Calibration = CALIBRATION,
-) -> Links:
-    """Return the links of a group whose ranks are laid over its nodes in order."""
-    inside, across = tiers_of(gpu_type, calibration)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The links of groups of one GPU type, over whose nodes ranks are laid in order."""
 
-    def ring(ranks: Floats, nodes: Floats) -> Ring:
-        return _ring(inside, across, ranks, nodes, calibration)
+    inside: Tier
+    across: Tier
+    groups: tuple[GpuGroup, ...]
+    calibration: Calibration
 
-    nodes, crossing = _nodes_spanned(group, candidates)
-    on = _hops(inside, across, group, candidates, crossing)
-    dp, tp = candidates.dp.astype(np.float64), candidates.tp.astype(np.float64)
-    data = shard = ring(dp, nodes)
-    if shard_ranks_max is not None:
-        sharers = np.minimum(dp, shard_ranks_max)
-        shard = ring(sharers, np.ceil(nodes * sharers / dp))
-    expert, expert_data = ring(np.ones_like(tp), np.ones_like(tp)), data
-    if np.any(candidates.expert_parallel > 1):
+    @classmethod
+    def of(cls, gpu_type: GpuType, groups: tuple[GpuGroup, ...], calibration: Calibration = CALIBRATION) -> Network:
+        """Return the network of some groups."""
+        inside, across = tiers_of(gpu_type, calibration)
+        return cls(inside=inside, across=across, groups=groups, calibration=calibration)
+
+    def tensor_ring(self, candidates: Candidates) -> Ring:
+        """Return what tensor-parallel ranks talk over: they are on one node."""
+        tp = candidates.tp.astype(np.float64)
+        return self._ring(tp, np.ones_like(tp))
+
+    def expert_ring(self, candidates: Candidates) -> Ring:
+        """Return what replicas talk over that spread experts among them."""
+        nodes, _ = self._spans(candidates)
+        dp = candidates.dp.astype(np.float64)
         ep = np.broadcast_to(candidates.expert_parallel[:, None], dp.shape).astype(np.float64)
-        expert = ring(ep, np.ceil(nodes * ep / dp))
-        expert_data = ring(dp / ep, nodes)
-    return Links(
-        tensor=ring(tp, np.ones_like(tp)),
-        data=data,
-        shard=shard,
-        expert=expert,
-        expert_data=expert_data,
-        on=on,
-        back=Hop(
+        return self._ring(ep, np.ceil(nodes * ep / dp))
+
+    def rings(self, candidates: Candidates, shard_ranks_max: int | None = None) -> Rings:
+        """Return what ranks with the same state talk over."""
+        nodes, _ = self._spans(candidates)
+        dp = candidates.dp.astype(np.float64)
+        data = shard = expert_data = self._ring(dp, nodes)
+        if shard_ranks_max is not None:
+            sharers = np.minimum(dp, shard_ranks_max)
+            shard = self._ring(sharers, np.ceil(nodes * sharers / dp))
+        if np.any(candidates.expert_parallel > 1):
+            expert_data = self._ring(dp / candidates.expert_parallel[:, None], nodes)
+        return Rings(data=data, shard=shard, expert_data=expert_data)
+
+    def hops(self, candidates: Candidates) -> Hops:
+        """Return what neighbour stages talk over; those smaller than a node have more of its network each."""
+        _, crossing = self._spans(candidates)
+        sizes = np.array([float(max(_node_counts(group))) for group in self.groups])
+        node_size = sizes[_group_of(candidates)][:, None]
+        senders = np.minimum(candidates.gpu_count, node_size)
+        network = np.broadcast_to(self.across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
+        on = Hop(
+            bandwidth_bytes_per_s=np.where(crossing, network, self.inside.bandwidth_bytes_per_s),
+            latency_s=np.where(crossing, self.across.latency_s, self.inside.latency_s),
+        )
+        back = Hop(
             bandwidth_bytes_per_s=np.roll(on.bandwidth_bytes_per_s, 1, axis=1),
             latency_s=np.roll(on.latency_s, 1, axis=1),
-        ),
-    )
+        )
+        return Hops(on=on, back=back)
+
+    def _spans(self, candidates: Candidates) -> tuple[Floats, Flags]:
+        """Return the nodes of each stage, and which stages have ranks apart from the next one's."""
+        if all(group.node_count == 1 for group in self.groups):
+            return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
+        # Many candidates lie alike: those with the same stages on the same group.
+        alike, which = candidates.distinct(("group", "pp", "gpu_count"))
+        nodes, crossing = _spans(self.groups, alike)
+        return nodes[which], crossing[which]
+
+    def _ring(self, rank_count: Floats, node_count: Floats) -> Ring:
+        return _ring(self.inside, self.across, rank_count, node_count, self.calibration)
 
 
 def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
@@ -178,36 +206,44 @@ def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, ca
     )
 
 
-def _hops(inside: Tier, across: Tier, group: GpuGroup, candidates: Candidates, crossing: Flags) -> Hop:
-    """Return the links from each stage to the next; stages smaller than a node have more of its network each."""
-    node_size = float(max(count for part in group.parts for count in part.node_counts))
-    senders = np.minimum(candidates.gpu_count, node_size)
-    network = np.broadcast_to(across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
-    return Hop(
-        bandwidth_bytes_per_s=np.where(crossing, network, inside.bandwidth_bytes_per_s),
-        latency_s=np.where(crossing, across.latency_s, inside.latency_s),
-    )
+def _node_counts(group: GpuGroup) -> list[int]:
+    return [count for part in group.parts for count in part.node_counts]
 
 
-def _nodes_spanned(group: GpuGroup, candidates: Candidates) -> tuple[Floats, Flags]:
+def _group_of(candidates: Candidates) -> Ints:
+    return np.zeros(len(candidates), dtype=np.int64) if candidates.group is None else candidates.group
+
+
+def _spans(groups: tuple[GpuGroup, ...], candidates: Candidates) -> tuple[Floats, Flags]:
     """Return the nodes that the ranks of each stage lie on, and whether some lie apart from the next stage's.
 
-    Both ``[n, p]`` (nodes ``[n, 1]`` where there is one). The last stage's next is the first, for interleaved chunks.
+    Both ``[n, p]``. The last stage's next is the first, for interleaved chunks.
     """
-    if group.node_count == 1:
-        return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
-    counts = [count for part in group.parts for count in part.node_counts]
-    boundaries = np.array(list(accumulate(counts))[:-1], dtype=np.int64)
-    # Many candidates lie alike: those with the same stages.
-    shapes = np.concatenate((candidates.gpu_count, candidates.pp[:, None]), axis=1)
-    shapes, which = np.unique(shapes, axis=0, return_inverse=True)
-    is_stage = np.arange(candidates.stage_mask.shape[1])[None, :] < shapes[:, -1:]
-    size = np.where(is_stage, shapes[:, :-1], 0)
+    is_stage = candidates.stage_mask
+    size = np.where(is_stage, candidates.gpu_count, 0)
     ends = np.cumsum(size, axis=1)
-    first = np.searchsorted(boundaries, ends - size, side="right")
-    last = np.searchsorted(boundaries, ends, side="left")
+    first, last = _nodes_at(groups, candidates, ends - size, ends)
     crossing = np.roll(last, -1, axis=1) != first
     crossing[:, -1] = True
-    ends_here = np.arange(is_stage.shape[1])[None, :] == shapes[:, -1:] - 1
-    which = which.reshape(-1)
-    return (1.0 + np.where(is_stage, last - first, 0))[which], (crossing | ends_here)[which]
+    is_apart = (crossing | candidates.last_stages) & _is_spread(groups)[_group_of(candidates)][:, None]
+    return 1.0 + np.where(is_stage, last - first, 0), is_apart
+
+
+def _is_spread(groups: tuple[GpuGroup, ...]) -> Flags:
+    return np.array([group.node_count > 1 for group in groups], dtype=np.bool_)
+
+
+def _nodes_at(groups: tuple[GpuGroup, ...], candidates: Candidates, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return the node of the rank at each start, and of the one before each end."""
+    group_of = _group_of(candidates)
+    counts = [_node_counts(group) for group in groups]
+    sizes = np.array([each[0] for each in counts])[group_of][:, None]
+    first, last = starts // sizes, (ends - 1) // sizes
+    for index, each in enumerate(counts):
+        # Full nodes but for the last one are as good as full.
+        if any(count != each[0] for count in each[:-1]):
+            rows = np.flatnonzero(group_of == index)
+            boundaries = np.cumsum(each)[:-1]
+            first[rows] = np.searchsorted(boundaries, starts[rows], side="right")
+            last[rows] = np.searchsorted(boundaries, ends[rows], side="left")
+    return first, last

@@ -27,8 +27,8 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.planner.calibration import CALIBRATION, Calibration
-from arena.planner.candidates import Candidates, Floats
-from arena.planner.communication import Links, all_gather_s, all_reduce_s, all_to_all_s, links_of, send_s
+from arena.planner.candidates import Candidates, Floats, Ints
+from arena.planner.communication import Network, Rings, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
 from arena.planner.holdings import Holdings, holdings, state_bytes
 from arena.planner.implementation import WORKER, Implementation
@@ -54,19 +54,53 @@ class Estimates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StageTimes:
-    """Seconds per micro-batch and stage, ``[n, p]``, by what they are spent on."""
+class Term:
+    """A part of the stages' times that depends on some columns alone.
 
-    compute_s: Floats
-    tensor_s: Floats
-    expert_s: Floats
-    shard_s: Floats
-    send_s: Floats
+    Args:
+        seconds: Of each stage of the distinct candidates, ``[d, p]``.
+        which: Which of them stands for each candidate, ``[n]``.
+    """
+
+    seconds: Floats
+    which: Ints
+
+    def at(self, stages: Ints) -> Floats:
+        """Return the seconds of one stage of each candidate."""
+        one: Floats = self.seconds[self.which, stages]
+        return one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageTerms:
+    """Seconds per micro-batch and stage, by what they are spent on; ``after``: once in a step, behind the last one.
+
+    Args:
+        sync: Of ``after``, the part that is no update.
+    """
+
+    compute: Term
+    tensor: Term
+    expert: Term | None
+    shard: Term
+    send: Term
+    after: Term
+    sync: Term
 
     @property
+    def of_micro_batch(self) -> dict[str, Term]:
+        """Parts of a micro-batch's time by their name in a breakdown."""
+        named = {"compute": self.compute, "tensor_parallel": self.tensor, "expert_exchange": self.expert}
+        named |= {"shard_gather": self.shard, "pipeline_send": self.send}
+        return {name: term for name, term in named.items() if term is not None}
+
     def total_s(self) -> Floats:
-        """Time of one micro-batch on each stage, its sends included."""
-        total: Floats = self.compute_s + self.tensor_s + self.expert_s + self.shard_s + self.send_s
+        """Return the time of one micro-batch on each stage, its sends included, ``[n, p]``."""
+        of_layers = self.compute.seconds + self.tensor.seconds
+        total = of_layers[self.compute.which]
+        for term in (self.expert, self.shard, self.send):
+            if term is not None:
+                total += term.seconds[term.which]
         return total
 
 
@@ -74,9 +108,9 @@ class _StageTimes:
 class _Step:
     """A step's time, ``[n]``, and what it is made of."""
 
-    stages: _StageTimes
+    terms: _StageTerms
+    stage_s: Floats
     pipeline_s: Floats
-    sync_s: Floats
     iter_time_s: Floats
 
 
@@ -105,14 +139,14 @@ class _Setting:
 def evaluate(
     train: TrainSpec,
     gpu_type: GpuType,
-    group: GpuGroup,
+    groups: GpuGroup | tuple[GpuGroup, ...],
     candidates: Candidates,
     *,
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
     model: ModelCost | None = None,
 ) -> Estimates:
-    """Predict time and memory of every candidate on a group of one GPU type.
+    """Predict time and memory of every candidate on its group of one GPU type.
 
     Args:
         model: Weights of another program's model, with as many layers; by default those of the worker's.
@@ -120,30 +154,33 @@ def evaluate(
     setting = _setting(train, gpu_type, implementation, calibration)
     if model is not None:
         setting = replace(setting, model=model)
+    several = (groups,) if isinstance(groups, GpuGroup) else groups
+    step = _step(setting, several, candidates)
     held = holdings(setting.model, candidates)
-    step = _step(setting, group, candidates, held)
     memory = memory_by_stage(setting.model, train, gpu_type, candidates, held, implementation=implementation)
+    counts = np.array([group.gpu_count for group in several], dtype=np.float64)
+    gpu_count = counts[0] if candidates.group is None else counts[candidates.group]
     return Estimates(
         iter_time_s=step.iter_time_s,
         breakdown_s=_breakdown(step, candidates),
         memory_bytes_by_stage=memory.total,
         relative_error=np.full(len(candidates), MODELLED_RELATIVE_ERROR),
-        usd_per_step=step.iter_time_s * group.gpu_count * gpu_type.usd_per_hour / 3600.0,
+        usd_per_step=step.iter_time_s * gpu_count * gpu_type.usd_per_hour / 3600.0,
     )
 
 
 def iter_times_s(
     train: TrainSpec,
     gpu_type: GpuType,
-    group: GpuGroup,
+    groups: GpuGroup | tuple[GpuGroup, ...],
     candidates: Candidates,
     *,
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
 ) -> Floats:
-    """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in half the time."""
-    setting = _setting(train, gpu_type, implementation, calibration)
-    return _step(setting, group, candidates, holdings(setting.model, candidates)).iter_time_s
+    """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in much less time."""
+    several = (groups,) if isinstance(groups, GpuGroup) else groups
+    return _step(_setting(train, gpu_type, implementation, calibration), several, candidates).iter_time_s
 
 
 def _setting(train: TrainSpec, gpu_type: GpuType, implementation: Implementation, calibration: Calibration) -> _Setting:
@@ -156,44 +193,83 @@ def _setting(train: TrainSpec, gpu_type: GpuType, implementation: Implementation
     )
 
 
-def _step(setting: _Setting, group: GpuGroup, candidates: Candidates, held: Holdings) -> _Step:
-    implementation = setting.implementation
-    links = links_of(
-        setting.gpu_type,
-        group,
-        candidates,
-        shard_ranks_max=implementation.shard_ranks_max,
-        calibration=setting.calibration,
-    )
-    stages = _stage_times(setting, candidates, links=links, held=held)
-    pipeline_s = pipeline_time_s(stages.total_s, candidates.micro_batch_count, candidates.virtual_stage_count)
-    sync_s = _sync_s(setting, candidates, links, held) + _scatter_s(setting, candidates, links, held, stages.compute_s)
-    update_s = _update_s(setting.gpu_type, candidates, held)
+def _step(setting: _Setting, groups: tuple[GpuGroup, ...], candidates: Candidates) -> _Step:
+    terms = _stage_terms(setting, Network.of(setting.gpu_type, groups, setting.calibration), candidates)
+    stage_s = terms.total_s()
+    pipeline_s = pipeline_time_s(stage_s, candidates.micro_batch_count, candidates.virtual_stage_count)
+    after_s = terms.after.seconds[terms.after.which]
     return _Step(
-        stages=stages,
+        terms=terms,
+        stage_s=stage_s,
         pipeline_s=pipeline_s,
-        sync_s=sync_s,
-        iter_time_s=step_end_s(pipeline_s, stages.total_s, sync_s + update_s),
+        iter_time_s=step_end_s(pipeline_s, stage_s, after_s),
     )
 
 
-def _stage_times(setting: _Setting, candidates: Candidates, *, links: Links, held: Holdings) -> _StageTimes:
-    model, train, implementation = setting.model, setting.train, setting.implementation
-    compute_s = stage_compute_s(
-        model,
-        train,
+_OF_LAYERS = ("cut", "pp", "tp", "micro_batch_size", "is_sequence_parallel", "expert_parallel", "recompute")
+_OF_EXCHANGE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "micro_batch_size", "expert_parallel", "recompute")
+_OF_STATE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "expert_parallel", "zero")
+_OF_SENDS = ("group", "cut", "pp", "tp", "gpu_count", "micro_batch_size", "is_sequence_parallel")
+
+
+def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) -> _StageTerms:
+    """Compute each part once for candidates that do not differ in what it depends on."""
+    implementation = setting.implementation
+    some, of_layers = candidates.distinct(_OF_LAYERS)
+    compute_s = _compute_s(setting, some)
+    tensor = Term(seconds=_tensor_s(setting, network, some), which=of_layers)
+    expert = None
+    if np.any(candidates.expert_parallel > 1):
+        some, which = candidates.distinct(_OF_EXCHANGE)
+        expert = Term(seconds=_expert_s(setting, network, some), which=which)
+    if implementation.overlaps_gradients or implementation.overlaps_shards:
+        # What is hidden depends on the computing beside it: nothing is alike.
+        some, of_state, beside_s = candidates, np.arange(len(candidates)), compute_s[of_layers]
+    else:
+        some, of_state = candidates.distinct(_OF_STATE)
+        beside_s = np.zeros((len(some), some.depth))
+    state = _state_times(setting, network, some, beside_s)
+    some, of_sends = candidates.distinct(_OF_SENDS)
+    send_s = setting.calibration.send_times * _send_s(setting, network, some)
+    return _StageTerms(
+        compute=Term(seconds=compute_s, which=of_layers),
+        tensor=tensor,
+        expert=expert,
+        shard=Term(seconds=state.shard_s, which=of_state),
+        send=Term(seconds=send_s, which=of_sends),
+        after=Term(seconds=state.sync_s + state.update_s, which=of_state),
+        sync=Term(seconds=state.sync_s, which=of_state),
+    )
+
+
+def _compute_s(setting: _Setting, candidates: Candidates) -> Floats:
+    return stage_compute_s(
+        setting.model,
+        setting.train,
         setting.gpu_type,
         candidates,
-        implementation=implementation,
+        implementation=setting.implementation,
         calibration=setting.calibration,
     )
-    shard_s = _shard_s(setting, candidates, links, held)
-    return _StageTimes(
-        compute_s=compute_s,
-        tensor_s=_tensor_s(model, train, candidates, links),
-        expert_s=_expert_s(model, train, candidates, links),
-        shard_s=setting.exposed_s(shard_s, compute_s) if implementation.overlaps_shards else shard_s,
-        send_s=setting.calibration.send_times * _send_s(setting, candidates, links),
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StateTimes:
+    """Seconds that depend on who holds which state, ``[n, p]``: in each micro-batch, after the last, of the update."""
+
+    shard_s: Floats
+    sync_s: Floats
+    update_s: Floats
+
+
+def _state_times(setting: _Setting, network: Network, candidates: Candidates, compute_s: Floats) -> _StateTimes:
+    held = holdings(setting.model, candidates)
+    rings = network.rings(candidates, setting.implementation.shard_ranks_max)
+    shard_s = _shard_s(setting, candidates, rings, held)
+    return _StateTimes(
+        shard_s=setting.exposed_s(shard_s, compute_s) if setting.implementation.overlaps_shards else shard_s,
+        sync_s=_sync_s(setting, candidates, rings, held) + _scatter_s(setting, candidates, rings, held, compute_s),
+        update_s=_update_s(setting.gpu_type, candidates, held),
     )
 
 
@@ -202,14 +278,15 @@ def _activation_bytes(train: TrainSpec, candidates: Candidates) -> Floats:
     return candidates.micro_batch_size[:, None].astype(np.float64) * ELEMENT_BYTES[train.precision]
 
 
-def _tensor_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
+def _tensor_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
+    model = setting.model
     if not np.any(candidates.tp > 1):
         return np.zeros((len(candidates), candidates.depth))
     reduced = np.array([_reductions(part) for part in model.parts]).T
     elements, counts = reduced[:3], reduced[3:]
     modes = candidates.recompute[:, None]
-    size_bytes = candidates.sums(model.cumulative(elements), modes) * _activation_bytes(train, candidates)
-    return all_reduce_s(links.tensor, size_bytes, candidates.sums(model.cumulative(counts), modes))
+    size_bytes = candidates.sums(model.cumulative(elements), modes) * _activation_bytes(setting.train, candidates)
+    return all_reduce_s(network.tensor_ring(candidates), size_bytes, candidates.sums(model.cumulative(counts), modes))
 
 
 def _reductions(part: Part) -> tuple[float, ...]:
@@ -224,25 +301,24 @@ def _reductions(part: Part) -> tuple[float, ...]:
     )
 
 
-def _expert_s(model: ModelCost, train: TrainSpec, candidates: Candidates, links: Links) -> Floats:
-    if not np.any(candidates.expert_parallel > 1):
-        return np.zeros((len(candidates), candidates.depth))
+def _expert_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
+    model = setting.model
     exchanged = [part.exchanged_elements for part in model.parts]
     is_again = (candidates.recompute == 2)[:, None]
     passes = 2.0 + is_again
-    size_bytes = candidates.sums(model.cumulative(exchanged)[None]) * _activation_bytes(train, candidates)
+    size_bytes = candidates.sums(model.cumulative(exchanged)[None]) * _activation_bytes(setting.train, candidates)
     layers = candidates.sums(model.cumulative(float(elements > 0) for elements in exchanged)[None])
-    return all_to_all_s(links.expert, passes * size_bytes, 2.0 * passes * layers)
+    return all_to_all_s(network.expert_ring(candidates), passes * size_bytes, 2.0 * passes * layers)
 
 
-def _shard_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+def _shard_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings) -> Floats:
     """Return the scatters of gradients (ZeRO-2 and 3) and gathers of weights (ZeRO-3) of one micro-batch."""
     zero = candidates.zero[:, None]
     if not np.any(zero >= 2):
         return np.zeros((len(candidates), candidates.depth))
     units = _collectives(setting, candidates)
-    scatter_s = _halves_s(links, held, setting.gradient_bytes, units)
-    gather_s = 2.0 * _halves_s(links, held, ELEMENT_BYTES[setting.train.precision], units)
+    scatter_s = _halves_s(rings, held, setting.gradient_bytes, units)
+    gather_s = 2.0 * _halves_s(rings, held, ELEMENT_BYTES[setting.train.precision], units)
     seconds: Floats = np.where(zero >= 2, scatter_s, 0.0) + np.where(zero == 3, gather_s, 0.0)
     return seconds
 
@@ -253,25 +329,25 @@ def _collectives(setting: _Setting, candidates: Candidates) -> Floats:
     return units * setting.implementation.collectives_per_unit
 
 
-def _halves_s(links: Links, held: Holdings, bytes_each: float, count: Floats | float) -> Floats:
+def _halves_s(rings: Rings, held: Holdings, bytes_each: float, count: Floats | float) -> Floats:
     """Return the time to gather (or to reduce-scatter) all parameters of a rank among those that divide them."""
-    dense_s = all_gather_s(links.shard, held.dense * bytes_each, count)
+    dense_s = all_gather_s(rings.shard, held.dense * bytes_each, count)
     if not np.any(held.expert):
         return dense_s
-    return dense_s + all_gather_s(links.expert_data, held.expert * bytes_each, count)
+    return dense_s + all_gather_s(rings.expert_data, held.expert * bytes_each, count)
 
 
-def _whole_s(links: Links, held: Holdings, bytes_each: float) -> Floats:
+def _whole_s(rings: Rings, held: Holdings, bytes_each: float) -> Floats:
     """Return the time to sum all gradients of a rank over the replicas."""
-    dense_s = all_reduce_s(links.data, held.dense * bytes_each)
+    dense_s = all_reduce_s(rings.data, held.dense * bytes_each)
     if not np.any(held.expert):
         return dense_s
-    return dense_s + all_reduce_s(links.expert_data, held.expert * bytes_each)
+    return dense_s + all_reduce_s(rings.expert_data, held.expert * bytes_each)
 
 
-def _send_s(setting: _Setting, candidates: Candidates, links: Links) -> Floats:
+def _send_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
     """Return the sends of one micro-batch: activations on, gradients back."""
-    model = setting.model
+    model, hops = setting.model, network.hops(candidates)
     first, last = candidates.chunk_first, candidates.chunk_last
     is_chunk = last > first
     inputs = model.by_unit(part.input_elements for part in model.parts)
@@ -281,33 +357,33 @@ def _send_s(setting: _Setting, candidates: Candidates, links: Links) -> Floats:
     one_element = _activation_bytes(setting.train, candidates) / divisor
     seconds = np.zeros((len(candidates), candidates.depth))
     for goes, elements, hop in (
-        (goes_on, outputs[np.maximum(last - 1, 0)], links.on),
-        (goes_back, inputs[np.minimum(first, model.unit_count - 1)], links.back),
+        (goes_on, outputs[np.maximum(last - 1, 0)], hops.on),
+        (goes_back, inputs[np.minimum(first, model.unit_count - 1)], hops.back),
     ):
         sizes = candidates.by_cut(np.where(goes, elements, 0.0).sum(axis=2)) * one_element
         seconds += send_s(hop, sizes, candidates.by_cut(goes.sum(axis=2).astype(np.float64)))
     return seconds
 
 
-def _sync_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings) -> Floats:
+def _sync_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings) -> Floats:
     """Gathering of updated weights on each stage, unit by unit, under ZeRO-1 and ZeRO-2; ZeRO-3 has it in each step."""
     zero = candidates.zero[:, None]
-    gather_s = _halves_s(links, held, state_bytes(setting.train).weights, _collectives(setting, candidates))
+    gather_s = _halves_s(rings, held, state_bytes(setting.train).weights, _collectives(setting, candidates))
     if setting.implementation.overlaps_shards:
         gather_s = setting.calibration.unhidden_share * gather_s
     return np.where(candidates.stage_mask & ((zero == 1) | (zero == 2)), gather_s, 0.0)
 
 
-def _scatter_s(setting: _Setting, candidates: Candidates, links: Links, held: Holdings, compute_s: Floats) -> Floats:
+def _scatter_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings, compute_s: Floats) -> Floats:
     """Synchronisation of gradients after a stage's last micro-batch that its backward pass does not hide.
 
     An all-reduce without sharding, a reduce-scatter unit by unit under ZeRO-1; above, each micro-batch has its own.
     Where fewer ranks share state than there are replicas, gradients are summed over all of them.
     """
     zero = candidates.zero[:, None]
-    scatter_s = whole_s = _whole_s(links, held, setting.gradient_bytes)
+    scatter_s = whole_s = _whole_s(rings, held, setting.gradient_bytes)
     if setting.implementation.shard_ranks_max is None:
-        scatter_s = _halves_s(links, held, setting.gradient_bytes, _collectives(setting, candidates))
+        scatter_s = _halves_s(rings, held, setting.gradient_bytes, _collectives(setting, candidates))
     seconds = np.select([zero == 0, zero == 1], [whole_s, scatter_s], 0.0)
     if setting.implementation.overlaps_gradients:
         seconds = setting.exposed_s(seconds, BACKWARD_SHARE * compute_s)
@@ -321,20 +397,16 @@ def _update_s(gpu_type: GpuType, candidates: Candidates, held: Holdings) -> Floa
 
 def _breakdown(step: _Step, candidates: Candidates) -> dict[str, Floats]:
     """Split the step along its busiest stage; what is left over is the update that nothing hides."""
-    stages, pipeline_s = step.stages, step.pipeline_s
     rows = np.arange(len(candidates))
-    busy_s = candidates.micro_batch_count * stages.total_s
+    busy_s = candidates.micro_batch_count * step.stage_s
     busiest = busy_s.argmax(axis=1)
     count = np.broadcast_to(candidates.micro_batch_count, busy_s.shape)[rows, busiest]
-    exposed_s = step.iter_time_s - pipeline_s
-    data_s = np.minimum(step.sync_s.max(axis=1), exposed_s)
+    exposed_s = step.iter_time_s - step.pipeline_s
+    data_s = np.minimum(step.terms.sync.seconds.max(axis=1)[step.terms.sync.which], exposed_s)
     return {
-        "compute": count * stages.compute_s[rows, busiest],
-        "tensor_parallel": count * stages.tensor_s[rows, busiest],
-        "expert_exchange": count * stages.expert_s[rows, busiest],
-        "shard_gather": count * stages.shard_s[rows, busiest],
-        "pipeline_send": count * stages.send_s[rows, busiest],
-        "pipeline_bubble": pipeline_s - busy_s[rows, busiest],
+        "expert_exchange": np.zeros(len(candidates)),
+        **{name: count * term.at(busiest) for name, term in step.terms.of_micro_batch.items()},
+        "pipeline_bubble": step.pipeline_s - busy_s[rows, busiest],
         "data_parallel": data_s,
         "update": exposed_s - data_s,
     }
