@@ -62,6 +62,9 @@ def _family_fields(draw: st.DrawFn, family: ModelFamily) -> dict[str, Any]:
         case ModelFamily.MOE:
             expert_count = draw(counts)
             return {"expert_count": expert_count, "experts_per_token": draw(st.integers(1, expert_count))}
+        case ModelFamily.T5:
+            encoder = draw(small)
+            return {"layers": encoder + draw(small), "encoder_layers": encoder, "target_len": draw(maybe(counts))}
         case ModelFamily.VIT:
             return image
         case ModelFamily.WIDE_RESNET:

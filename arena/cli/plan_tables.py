@@ -12,7 +12,7 @@ from arena.cli.plan_grid import Goal, LayoutBounds, PricedCell, Work, reason_tex
 from arena.cli.quoting import escaped
 from arena.cli.words import NOTHING, group_text, plan_text
 from arena.domain.allocation import GpuGroup
-from arena.domain.capability import format_set
+from arena.domain.divisors import format_set
 from arena.domain.grid import Estimate, InfeasibleGroup
 from arena.units import GIB
 

@@ -1,7 +1,7 @@
 """What the worker runtime runs: one table of family x layout, each refusal with its reason. Pure: no I/O, no clock.
 
-The planner offers nothing that is refused here and the worker refuses the same at launch; tests train every family
-under every layout that the table allows.
+The planner offers nothing that is refused here (unless it is asked to look beyond the worker) and the worker refuses the
+same at launch; tests train every family under every layout that the table allows.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from itertools import groupby
 
+from arena.domain.divisors import divisors, format_set
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.micro_batches import micro_batches
 from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule
+from arena.domain.variant import VARIANT_FIELDS
 
 BYTE_VALUES = 256
 PARTS_MAX = 4096
@@ -65,8 +67,15 @@ REFUSALS: Mapping[ModelFamily, Mapping[Feature, str]] = {
         Feature.SEQUENCE_PARALLEL: "convolutions have no sequence to shard",
         Feature.DROPOUT: "the Wide-ResNet is built without dropout",
     },
+    ModelFamily.T5: {**_ALL_REFUSE, Feature.EXPERT_PARALLEL: _NO_EXPERTS},
 }
 """The table: what is missing from a family's row it runs."""
+
+UNTRAINED: Mapping[ModelFamily, str] = {ModelFamily.T5: "the worker trains no encoder-decoder (t5)"}
+"""Families that are planned only."""
+
+TRAINED_FAMILIES = tuple(family for family in ModelFamily if family not in UNTRAINED)
+"""Families that the worker trains."""
 
 
 def features_of(train: TrainSpec, plan: ParallelPlan) -> frozenset[Feature]:
@@ -74,24 +83,27 @@ def features_of(train: TrainSpec, plan: ParallelPlan) -> frozenset[Feature]:
     return frozenset({*_job_features(train), *_degree_features(plan), *_step_features(plan)})
 
 
-def unsupported(train: TrainSpec, plan: ParallelPlan) -> str | None:
-    """Return why the worker cannot train a model under a plan, None when it can."""
-    return next(refusals(train, plan), None)
+def unsupported(train: TrainSpec, plan: ParallelPlan, *, beyond_worker: bool = False) -> str | None:
+    """Return why the worker (or, beyond it, any program) cannot train a model under a plan, None when it can."""
+    return next(refusals(train, plan, beyond_worker=beyond_worker), None)
 
 
-def refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
-    """Yield everything that keeps the worker from training a model under a plan."""
-    yield from job_refusals(train)
-    yield from _table_refusals(train.model, frozenset({*_degree_features(plan), *_step_features(plan)}))
+def refusals(train: TrainSpec, plan: ParallelPlan, *, beyond_worker: bool = False) -> Iterator[str]:
+    """Yield everything that keeps the worker (or, beyond it, any program) from training a model under a plan."""
+    yield from job_refusals(train, beyond_worker=beyond_worker)
+    features = frozenset({*_degree_features(plan), *_step_features(plan)})
+    yield from _table_refusals(train.model, features, beyond_worker=beyond_worker)
     yield from _shape_refusals(train.model, plan)
     yield from _combination_refusals(train.model, plan)
     yield from _batch_refusals(train, plan)
 
 
-def job_refusals(train: TrainSpec) -> Iterator[str]:
-    """Yield everything that keeps the worker from training a model under any plan."""
-    yield from _table_refusals(train.model, frozenset(_job_features(train)))
-    yield from _data_refusals(train)
+def job_refusals(train: TrainSpec, *, beyond_worker: bool = False) -> Iterator[str]:
+    """Yield everything that keeps the worker (or, beyond it, any program) from training a model under any plan."""
+    if not beyond_worker:
+        yield from _model_refusals(train.model)
+        yield from _data_refusals(train)
+    yield from _table_refusals(train.model, frozenset(_job_features(train)), beyond_worker=beyond_worker)
     yield from _size_refusals(train.model)
 
 
@@ -100,18 +112,11 @@ def tensor_parallel_dimensions(model: ModelSpec) -> dict[str, int]:
     if model.family is ModelFamily.WIDE_RESNET:
         return {"norm_groups": model.norm_groups}
     sizes = {"heads": model.heads, "kv_heads": model.kv_head_count, "ffn_hidden": model.ffn_width}
+    for name in ("dense_ffn_hidden", "shared_ffn_hidden"):
+        width = getattr(model.variant, name)
+        if width is not None:
+            sizes[f"variant.{name}"] = width
     return sizes if model.is_image_model else {**sizes, "vocab_size": model.vocab_size}
-
-
-def divisors(number: int) -> list[int]:
-    """Return the divisors of a positive number in rising order."""
-    small = [candidate for candidate in range(1, int(number**0.5) + 1) if number % candidate == 0]
-    return sorted({*small, *(number // candidate for candidate in small)})
-
-
-def format_set(numbers: list[int]) -> str:
-    """Write numbers as people write a set: ``{1, 2, 4}``."""
-    return "{" + ", ".join(map(str, numbers)) + "}"
 
 
 def _distinct_replicas(plan: ParallelPlan) -> list[tuple[Replica, ...]]:
@@ -165,11 +170,23 @@ def _step_features(plan: ParallelPlan) -> Iterator[Feature]:
         yield Feature(f"recompute={plan.recompute.value}")
 
 
-def _table_refusals(model: ModelSpec, features: frozenset[Feature]) -> Iterator[str]:
+def _table_refusals(model: ModelSpec, features: frozenset[Feature], *, beyond_worker: bool) -> Iterator[str]:
+    """Yield what the table says; what it says of all families is the worker's lack, the rest the model's nature."""
     row = REFUSALS[model.family]
     for feature in sorted(features):
-        if feature in row:
+        if feature in row and not (beyond_worker and feature in _ALL_REFUSE):
             yield row[feature]
+
+
+def _model_refusals(model: ModelSpec) -> Iterator[str]:
+    """Yield what the worker does not build of a model."""
+    if model.family in UNTRAINED:
+        yield UNTRAINED[model.family]
+    window = model.variant.attention_window
+    sees_all = {"attention_window", "window_period"} if window is not None and window >= model.seq_len else set()
+    for name in model.variant.set_fields():
+        if name not in sees_all:
+            yield f"{VARIANT_FIELDS[name].refusal} (model.variant.{name})"
 
 
 def _size_refusals(model: ModelSpec) -> Iterator[str]:
@@ -198,8 +215,9 @@ def _shape_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:
                 yield f"tp{tp} does not divide model.{name} = {size}; possible: tp in {format_set(valid)}"
     if plan.sequence_parallel:
         for tp in degrees:
-            if model.sequence_length % tp:
-                yield f"sp over tp{tp} does not divide the sequence of {model.sequence_length}"
+            for length in sorted({model.sequence_length, model.target_len or model.sequence_length}):
+                if length % tp:
+                    yield f"sp over tp{tp} does not divide the sequence of {length}"
 
 
 def _combination_refusals(model: ModelSpec, plan: ParallelPlan) -> Iterator[str]:

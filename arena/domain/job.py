@@ -6,41 +6,16 @@ error names the field. Fields that several later parts need (deadline, budget, w
 
 from __future__ import annotations
 
-import unicodedata
 from enum import StrEnum
 from typing import Annotated, Literal, NewType
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from arena.domain.divisors import nearest_divisors
+from arena.domain.specbase import Model, Name, PositiveFloat, PositiveInt, Share, Size
+from arena.domain.variant import PLAIN, ModelVariant, variant_problems
 
 JobId = NewType("JobId", str)
-
-NAME_LENGTH_MAX = 128
-
-
-def _clean_name(name: str) -> str:
-    """Normalise to NFC and refuse what would break a terminal; spaces, quotes and any script are fine."""
-    name = unicodedata.normalize("NFC", name).strip()
-    if not name:
-        raise ValueError("must not be empty")
-    bad = [char for char in name if unicodedata.category(char) in {"Cc", "Cs", "Co", "Cn"}]
-    if bad:
-        raise ValueError(f"must not hold control characters, found {bad[0]!r}")
-    return name
-
-
-Name = Annotated[str, Field(max_length=NAME_LENGTH_MAX), AfterValidator(_clean_name)]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Model(BaseModel):
-    """Base of all specification parts: frozen, unknown fields refused, and every number finite.
-
-    JSON has no word for infinity: one that got in could be stored, and never read again.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, defer_build=True, allow_inf_nan=False)
 
 
 class JobKind(StrEnum):
@@ -52,7 +27,7 @@ class JobKind(StrEnum):
 
 
 class ModelFamily(StrEnum):
-    """Model families that the worker runtime trains."""
+    """Model families; ``arena.domain.capability`` says which of them the worker trains."""
 
     GPT = "gpt"
     LLAMA = "llama"
@@ -60,6 +35,7 @@ class ModelFamily(StrEnum):
     MOE = "moe"
     VIT = "vit"
     WIDE_RESNET = "wide_resnet"
+    T5 = "t5"
 
 
 IMAGE_FAMILIES = frozenset({ModelFamily.VIT, ModelFamily.WIDE_RESNET})
@@ -67,7 +43,11 @@ IMAGE_FAMILIES = frozenset({ModelFamily.VIT, ModelFamily.WIDE_RESNET})
 SWIGLU_FAMILIES = frozenset({ModelFamily.LLAMA, ModelFamily.MOE})
 """Families built like Llama: RMSNorm, rotary embedding, SwiGLU, no biases."""
 
+RMS_NORM_FAMILIES = SWIGLU_FAMILIES | {ModelFamily.T5}
+"""Families with RMSNorm and no biases."""
+
 _FAMILY_FIELDS = {
+    ModelFamily.T5: ("encoder_layers",),
     ModelFamily.MOE: ("expert_count",),
     ModelFamily.VIT: ("image_size", "patch_size", "class_count"),
     ModelFamily.WIDE_RESNET: ("image_size", "class_count", "group_depths"),
@@ -78,7 +58,7 @@ class ModelSpec(Model):
     """Shape of a model.
 
     Attributes:
-        layers: Transformer layers; residual blocks of a Wide-ResNet.
+        layers: Transformer layers (T5: of encoder and decoder together); residual blocks of a Wide-ResNet.
         hidden: Width of the residual stream; of a Wide-ResNet, channels of its first group (each next has twice).
         heads: Attention heads; a Wide-ResNet has none.
         ffn_hidden: Width of the feed-forward layer (of each expert); by default 4 * hidden, or the SwiGLU width of
@@ -96,30 +76,36 @@ class ModelSpec(Model):
         class_count: Classes of the images.
         group_depths: Residual blocks of each group (Wide-ResNet); a group halves the image and doubles the channels.
         norm_groups: Groups of each GroupNorm (Wide-ResNet).
+        encoder_layers: How many of the layers are the encoder's (T5); the others are the decoder's.
+        target_len: Positions of the decoder (T5); by default ``seq_len``, the encoder's.
+        variant: What sets it apart from its family; such models can be planned only.
     """
 
     family: ModelFamily
-    layers: PositiveInt
-    hidden: PositiveInt
-    heads: PositiveInt = 1
-    kv_heads: PositiveInt | None = None
-    ffn_hidden: PositiveInt | None = None
-    vocab_size: PositiveInt = 256
-    seq_len: PositiveInt = 128
+    layers: Size
+    hidden: Size
+    heads: Size = 1
+    kv_heads: Size | None = None
+    ffn_hidden: Size | None = None
+    vocab_size: Size = 256
+    seq_len: Size = 128
     tied_embeddings: bool = False
     rope_theta: PositiveFloat = 10_000.0
     norm_eps: PositiveFloat = 1e-5
     dropout: Share = 0.0
     attention_dropout: Share = 0.0
-    expert_count: PositiveInt | None = None
-    experts_per_token: PositiveInt = 2
+    expert_count: Size | None = None
+    experts_per_token: Size = 2
     balance_loss_weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01
-    image_size: PositiveInt | None = None
-    patch_size: PositiveInt | None = None
-    channels: PositiveInt = 3
-    class_count: PositiveInt | None = None
-    group_depths: tuple[PositiveInt, ...] = ()
-    norm_groups: PositiveInt = 8
+    image_size: Size | None = None
+    patch_size: Size | None = None
+    channels: Size = 3
+    class_count: Size | None = None
+    group_depths: tuple[Size, ...] = ()
+    norm_groups: Size = 8
+    encoder_layers: Size | None = None
+    target_len: Size | None = None
+    variant: ModelVariant = PLAIN
 
     @model_validator(mode="after")
     def _has_its_family_fields(self) -> ModelSpec:
@@ -133,14 +119,30 @@ class ModelSpec(Model):
 
     @model_validator(mode="after")
     def _divisible(self) -> ModelSpec:
-        if self.hidden % self.heads:
-            raise ValueError(f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})")
+        if self.variant.head_size is None and self.hidden % self.heads:
+            near = nearest_divisors(self.hidden, self.heads)
+            text = f"hidden ({self.hidden}) must be a multiple of heads ({self.heads})"
+            raise ValueError(f"{text}; heads could be {near}")
         if self.heads % self.kv_head_count:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_head_count})")
-        if self.family in SWIGLU_FAMILIES and (self.hidden // self.heads) % 2:
-            raise ValueError("a rotary embedding needs an even head size (hidden / heads)")
+            near = nearest_divisors(self.heads, self.kv_head_count)
+            text = f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_head_count})"
+            raise ValueError(f"{text}; kv_heads could be {near}")
+        if self.family in SWIGLU_FAMILIES and (self.variant.rotary_head_size or self.head_size) % 2:
+            raise ValueError(f"a rotary embedding needs an even head size (hidden / heads), it is {self.head_size}")
         if self.expert_count and self.experts_per_token > self.expert_count:
             raise ValueError(f"experts_per_token ({self.experts_per_token}) exceeds expert_count ({self.expert_count})")
+        return self
+
+    @model_validator(mode="after")
+    def _variant_fits(self) -> ModelSpec:
+        problem = next(variant_problems(self.variant, self.family), None)
+        if problem is not None:
+            raise ValueError(problem)
+        if self.variant.dense_layers >= self.layers:
+            raise ValueError(f"variant.dense_layers ({self.variant.dense_layers}) must be below layers ({self.layers})")
+        if self.encoder_layers is not None and self.encoder_layers >= self.layers:
+            text = f"encoder_layers ({self.encoder_layers}) must be below layers ({self.layers})"
+            raise ValueError(f"{text}, which count the decoder's as well")
         return self
 
     @model_validator(mode="after")
@@ -162,6 +164,29 @@ class ModelSpec(Model):
     def kv_head_count(self) -> int:
         """Key/value heads with the default filled in."""
         return self.kv_heads or self.heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head's queries and keys."""
+        if self.variant.head_size is None:
+            return self.hidden // self.heads
+        return self.variant.head_size + (self.variant.rotary_head_size or 0)
+
+    @property
+    def value_size(self) -> int:
+        """Width of a head's values."""
+        return self.variant.value_head_size or self.variant.head_size or self.hidden // self.heads
+
+    @property
+    def activation(self) -> str:
+        """Of the feed-forward layer."""
+        usual = {ModelFamily.T5: "relu", ModelFamily.LLAMA: "silu", ModelFamily.MOE: "silu"}
+        return self.variant.activation or usual.get(self.family, "gelu")
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer multiplies two projections, one of them activated."""
+        return self.family in SWIGLU_FAMILIES if self.variant.is_gated is None else self.variant.is_gated
 
     @property
     def ffn_width(self) -> int:

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal
 
-from arena.domain.job import SWIGLU_FAMILIES, ModelFamily, ModelSpec
+from arena.domain.job import RMS_NORM_FAMILIES, ModelFamily, ModelSpec
+from arena.domain.layers import LayerKind, layer_kind, layer_spec
 
 Place = int | Literal["first", "last"]
 
 _INIT_STD = 0.02
 """As GPT-2 (Radford et al. 2019), for all transformers here."""
+
+_RELATIVE_BUCKETS = 32
+"""Distances that T5 (Raffel et al. 2020) tells apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,45 +73,113 @@ def parameters_of(spec: ModelSpec) -> tuple[Parameter, ...]:
 def _transformer(spec: ModelSpec) -> Iterator[Parameter]:
     yield from _embeddings(spec)
     for layer in range(spec.layers):
-        yield from _norm(f"layers.{layer}.attn_norm", spec, layer)
-        yield from _attention(spec, layer)
-        yield from _norm(f"layers.{layer}.mlp_norm", spec, layer)
-        yield from _experts(spec, layer) if spec.family is ModelFamily.MOE else _mlp(spec, layer)
+        yield from parameters_of_layer(spec, layer)
     yield from _ending(spec)
 
 
+def parameters_of_ends(spec: ModelSpec) -> Iterator[Parameter]:
+    """Yield the parameters that stand before and behind a transformer's layers."""
+    yield from _embeddings(spec)
+    yield from _ending(spec)
+
+
+def parameters_of_layer(whole: ModelSpec, layer: int) -> Iterator[Parameter]:
+    """Yield the parameters of one layer of a transformer."""
+    kind = layer_kind(whole, layer)
+    spec = layer_spec(whole, kind)
+    prefix = f"layers.{layer}"
+    yield from _norm(f"{prefix}.attn_norm", spec, layer)
+    yield from _attention(f"{prefix}.attn", spec, layer)
+    yield from _relative_positions(f"{prefix}.attn", spec, layer, kind)
+    if kind.is_decoder:
+        yield from _norm(f"{prefix}.cross_norm", spec, layer)
+        yield from _attention(f"{prefix}.cross", spec, layer)
+    yield from _norm(f"{prefix}.mlp_norm", spec, layer)
+    if spec.family is ModelFamily.MOE:
+        yield from _experts(spec, layer)
+    else:
+        yield from _mlp(f"{prefix}.mlp", spec, layer, spec.ffn_width)
+
+
 def _embeddings(spec: ModelSpec) -> Iterator[Parameter]:
-    hidden = spec.hidden
+    hidden, variant = spec.hidden, spec.variant
     if spec.family is ModelFamily.VIT:
         patch_values = spec.channels * (spec.patch_size or 0) ** 2
         yield _matrix("patches.weight", (hidden, patch_values), "first")
         yield Parameter(name="patches.bias", shape=(hidden,), place="first")
     else:
-        is_tied = spec.tied_embeddings
-        shape = (spec.vocab_size, hidden)
+        # The decoder of a T5 begins with the encoder's embedding.
+        is_tied = spec.tied_embeddings or spec.family is ModelFamily.T5
+        shape = (spec.vocab_size, variant.embedding_size or hidden)
         yield _matrix("embed.weight", shape, "first", is_split=True, is_tied=is_tied)
-    if spec.family not in SWIGLU_FAMILIES:
-        yield _matrix("positions.weight", (spec.sequence_length, hidden), "first")
+    if variant.embedding_size:
+        yield _matrix("embed_in.weight", (hidden, variant.embedding_size), "first")
+    if spec.family not in RMS_NORM_FAMILIES:
+        yield _matrix("positions.weight", (variant.position_count or spec.sequence_length, hidden), "first")
     if spec.family is ModelFamily.BERT:
         yield from _norm("embed_norm", spec, "first")
 
 
-def _attention(spec: ModelSpec, layer: int) -> Iterator[Parameter]:
-    kv_width = spec.kv_head_count * (spec.hidden // spec.heads)
-    for name, width in (("wq", spec.hidden), ("wk", kv_width), ("wv", kv_width)):
-        yield from _split_linear(f"layers.{layer}.attn.{name}", (width, spec.hidden), spec, layer)
-    yield from _summing_linear(f"layers.{layer}.attn.wo", (spec.hidden, spec.hidden), spec, layer)
+def _relative_positions(prefix: str, spec: ModelSpec, layer: int, kind: LayerKind) -> Iterator[Parameter]:
+    """What the scores of an encoder's or a decoder's layers gain by distance, and the norm behind the encoder."""
+    if kind.opens_stack:
+        yield _matrix(f"{prefix}.relative.weight", (spec.heads, _RELATIVE_BUCKETS), layer, is_split=True)
+        if kind.is_decoder:
+            yield from _norm("encoder_norm", spec, layer)
 
 
-def _mlp(spec: ModelSpec, layer: int) -> Iterator[Parameter]:
-    names = ("w_gate", "w_in") if spec.family in SWIGLU_FAMILIES else ("w_in",)
-    for name in names:
-        yield from _split_linear(f"layers.{layer}.mlp.{name}", (spec.ffn_width, spec.hidden), spec, layer)
-    yield from _summing_linear(f"layers.{layer}.mlp.w_out", (spec.ffn_width, spec.hidden), spec, layer)
+def _attention(prefix: str, spec: ModelSpec, layer: int) -> Iterator[Parameter]:
+    if spec.variant.kv_rank:
+        yield from _latent_attention(prefix, spec, layer)
+        return
+    width, kv_width = spec.heads * spec.head_size, spec.kv_head_count * spec.head_size
+    inputs, output = _attention_biases(spec)
+    for name, outputs in (("wq", width), ("wk", kv_width), ("wv", kv_width)):
+        yield from _split_linear(f"{prefix}.{name}", (outputs, spec.hidden), layer, has_bias=inputs)
+    yield from _summing_linear(f"{prefix}.wo", (width, spec.hidden), spec, layer, has_bias=output)
+    if spec.variant.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            yield Parameter(name=f"{prefix}.{name}.weight", shape=(spec.head_size,), place=layer, init_value=1.0)
+
+
+def _attention_biases(spec: ModelSpec) -> tuple[bool, bool]:
+    """Return whether queries, keys and values have a bias, and whether the output has."""
+    which = spec.variant.attention_bias or ("none" if spec.family in RMS_NORM_FAMILIES else "all")
+    return which in {"all", "qkv"}, which in {"all", "output"}
+
+
+def _latent_attention(prefix: str, spec: ModelSpec, layer: int) -> Iterator[Parameter]:
+    """Keys and values (and queries) made of a short vector of each position (DeepSeek-AI 2024, DeepSeek-V2, 2.1)."""
+    variant, hidden, heads = spec.variant, spec.hidden, spec.heads
+    kv_rank, rotary = variant.kv_rank or 0, variant.rotary_head_size or 0
+    inputs = hidden
+    if variant.query_rank:
+        yield _matrix(f"{prefix}.wq_down.weight", (variant.query_rank, hidden), layer)
+        yield Parameter(name=f"{prefix}.q_norm.weight", shape=(variant.query_rank,), place=layer, init_value=1.0)
+        inputs = variant.query_rank
+    yield _matrix(f"{prefix}.wq.weight", (heads * spec.head_size, inputs), layer, is_split=True)
+    yield _matrix(f"{prefix}.wkv_down.weight", (kv_rank + rotary, hidden), layer)
+    yield Parameter(name=f"{prefix}.kv_norm.weight", shape=(kv_rank,), place=layer, init_value=1.0)
+    made = heads * (spec.head_size - rotary + spec.value_size)
+    yield _matrix(f"{prefix}.wkv.weight", (made, kv_rank), layer, is_split=True)
+    yield _residual_output(f"{prefix}.wo.weight", (heads * spec.value_size, hidden), spec, layer)
+
+
+def _mlp(prefix: str, spec: ModelSpec, layer: int, width: int) -> Iterator[Parameter]:
+    has_bias = spec.family not in RMS_NORM_FAMILIES
+    for name in ("w_gate", "w_in") if spec.is_gated else ("w_in",):
+        yield from _split_linear(f"{prefix}.{name}", (width, spec.hidden), layer, has_bias=has_bias)
+    yield from _summing_linear(f"{prefix}.w_out", (width, spec.hidden), spec, layer, has_bias=has_bias)
 
 
 def _experts(spec: ModelSpec, layer: int) -> Iterator[Parameter]:
     yield _matrix(f"layers.{layer}.mlp.router.weight", (spec.expert_count or 0, spec.hidden), layer)
+    if spec.variant.router_bias:
+        yield Parameter(name=f"layers.{layer}.mlp.router.bias", shape=(spec.expert_count or 0,), place=layer)
+    if spec.variant.shared_ffn_hidden:
+        yield from _mlp(f"layers.{layer}.mlp.shared", spec, layer, spec.variant.shared_ffn_hidden)
+    if spec.variant.shared_gate:
+        yield _matrix(f"layers.{layer}.mlp.shared_gate.weight", (1, spec.hidden), layer)
     shape = (spec.ffn_width, spec.hidden)
     for expert in range(spec.expert_count or 0):
         prefix = f"layers.{layer}.mlp.experts.{expert}"
@@ -121,12 +193,15 @@ def _ending(spec: ModelSpec) -> Iterator[Parameter]:
     if spec.family is ModelFamily.BERT:
         yield _matrix("transform.weight", (hidden, hidden), "last")
         yield Parameter(name="transform.bias", shape=(hidden,), place="last")
-    yield from _norm("final_norm", spec, "last")
+    if not spec.variant.post_norm:
+        yield from _norm("final_norm", spec, "last")
+    if spec.variant.embedding_size:
+        yield _matrix("embed_out.weight", (spec.variant.embedding_size, hidden), "last")
     if spec.family is ModelFamily.VIT:
         yield from _class_head(spec, hidden)
         return
     if not spec.tied_embeddings:
-        yield _matrix("head.weight", (spec.vocab_size, hidden), "last", is_split=True)
+        yield _matrix("head.weight", (spec.vocab_size, spec.variant.embedding_size or hidden), "last", is_split=True)
     if spec.family is ModelFamily.BERT:
         yield Parameter(name="head.bias", shape=(spec.vocab_size,), place="last", is_split=True)
 
@@ -215,17 +290,19 @@ def _matrix(
     )
 
 
-def _split_linear(name: str, shape: tuple[int, int], spec: ModelSpec, layer: int) -> Iterator[Parameter]:
+def _split_linear(name: str, shape: tuple[int, int], layer: int, *, has_bias: bool) -> Iterator[Parameter]:
     """A linear layer whose outputs are split."""
     yield _matrix(f"{name}.weight", shape, layer, is_split=True)
-    if spec.family not in SWIGLU_FAMILIES:
+    if has_bias:
         yield Parameter(name=f"{name}.bias", shape=(shape[0],), place=layer, is_split=True)
 
 
-def _summing_linear(name: str, shape: tuple[int, int], spec: ModelSpec, layer: int) -> Iterator[Parameter]:
+def _summing_linear(
+    name: str, shape: tuple[int, int], spec: ModelSpec, layer: int, *, has_bias: bool
+) -> Iterator[Parameter]:
     """A linear layer that sums over split inputs into the residual stream; shape is ``(inputs, outputs)``."""
     yield _residual_output(f"{name}.weight", shape, spec, layer)
-    if spec.family not in SWIGLU_FAMILIES:
+    if has_bias:
         yield Parameter(name=f"{name}.bias", shape=(shape[1],), place=layer)
 
 
@@ -266,7 +343,7 @@ def _kernel(
 
 def _norm(name: str, spec: ModelSpec, place: Place) -> Iterator[Parameter]:
     yield Parameter(name=f"{name}.weight", shape=(spec.hidden,), place=place, init_value=1.0)
-    if spec.family not in SWIGLU_FAMILIES:
+    if spec.family not in RMS_NORM_FAMILIES:
         yield Parameter(name=f"{name}.bias", shape=(spec.hidden,), place=place)
 
 

@@ -1,10 +1,10 @@
 """What the backward pass needs kept of each part of a model, tensor by tensor. Pure: no I/O, no clock.
 
 Element counts are per sample. They follow from the operators that the worker calls: a matrix product keeps its input,
-a norm its input and its statistics, GELU and SiLU their input, a product of two its factors, fused attention (without
-dropout) queries, keys, values, output and the log-sum of its scores; with attention dropout the scores are kept. A
-tensor that two operators need is kept once. Sequence parallelism (Korthikanti et al. 2022) divides what stands between
-split layers, but not what a split layer gathers from all ranks: that is kept whole.
+a norm its input and its statistics, GELU and SiLU their input, ReLU its output, a product of two its factors, fused
+attention (without dropout) queries, keys, values, output and the log-sum of its scores; with attention dropout the
+scores are kept. A tensor that two operators need is kept once. Sequence parallelism (Korthikanti et al. 2022) divides
+what stands between split layers, but not what a split layer gathers from all ranks: that is kept whole.
 
 Symbols: s positions, h hidden, k key/value width, f feed-forward width, H heads, E experts, c experts per token.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from arena.domain.job import SWIGLU_FAMILIES, ModelFamily, ModelSpec
+from arena.domain.job import RMS_NORM_FAMILIES, SWIGLU_FAMILIES, ModelFamily, ModelSpec
 from arena.domain.parallel import Recompute
 from arena.domain.parameters import ResidualBlock
 
@@ -83,9 +83,29 @@ class Operators:
 
 def kept_by_layer(spec: ModelSpec, operators: Operators) -> tuple[Kept, ...]:
     """Return what one transformer layer keeps."""
-    if spec.family is ModelFamily.BERT:
+    if spec.family is ModelFamily.BERT or spec.variant.post_norm:
         return tuple(_post_norm_layer(spec, operators))
     return tuple(_pre_norm_layer(spec, operators))
+
+
+def kept_by_cross_attention(spec: ModelSpec, source_positions: int, operators: Operators) -> tuple[Kept, ...]:
+    """Return what a decoder's attention to ``source_positions`` of its encoder keeps, without the encoder's output."""
+    stream = spec.sequence_length * spec.hidden
+    queries = spec.sequence_length * spec.heads * spec.head_size
+    keys = source_positions * spec.kv_head_count * spec.head_size
+    scores = spec.heads * spec.sequence_length
+    found = [
+        *_norm("cross_norm", spec, operators, ONLY_NONE),
+        _kept("cross attention input", stream, Spread.WHOLE, modes=ONLY_NONE),
+        _kept("cross queries", queries, Spread.SPLIT, modes=ONLY_NONE),
+        _kept("cross keys and values", 2 * keys, Spread.SPLIT, modes=ONLY_NONE),
+        _kept("cross attention output", queries, Spread.SPLIT, modes=ONLY_NONE),
+    ]
+    if operators.stores_scores or spec.attention_dropout:
+        found.append(_kept("cross softmax of scores", scores * source_positions, Spread.SPLIT, modes=ONLY_NONE))
+    else:
+        found.append(_kept("cross log-sums", scores, Spread.SPLIT, element_bytes=_FLOAT, modes=ONLY_NONE))
+    return (*found, *_dropout("cross attention", spec, stream, ONLY_NONE))
 
 
 def kept_by_beginning(spec: ModelSpec) -> tuple[Kept, ...]:
@@ -100,6 +120,8 @@ def kept_by_beginning(spec: ModelSpec) -> tuple[Kept, ...]:
         found = [_kept("tokens", spec.seq_len, Spread.WHOLE, element_bytes=_INDEX)]
     if spec.family is ModelFamily.BERT:
         found += _layer_norm("embed_norm", spec, ALWAYS)
+    if spec.variant.embedding_size:
+        found.append(_kept("embedding", spec.seq_len * spec.variant.embedding_size, Spread.WHOLE))
     return (*found, *_dropout("embed", spec, stream, ALWAYS))
 
 
@@ -109,7 +131,10 @@ def kept_by_ending(spec: ModelSpec, operators: Operators) -> tuple[Kept, ...]:
     found: list[Kept] = []
     if spec.family is ModelFamily.BERT:
         found += [_kept("transform input", stream, Spread.SEQUENCE), _kept("gelu input", stream, Spread.SEQUENCE)]
-    found += _norm("final_norm", spec, operators, ALWAYS)
+    if spec.variant.embedding_size:
+        found.append(_kept("projected", spec.seq_len * spec.variant.embedding_size, Spread.SEQUENCE))
+    if not spec.variant.post_norm:
+        found += _norm("final_norm", spec, operators, ALWAYS)
     if spec.family is ModelFamily.VIT:
         return (*found, _kept("pooled", spec.hidden, Spread.WHOLE))
     targets = _kept("targets", spec.seq_len, Spread.WHOLE, element_bytes=_INDEX)
@@ -157,9 +182,12 @@ def working_sets(spec: ModelSpec) -> tuple[tuple[Kept, ...], ...]:
             _kept("gradients of an expert", one_expert, Spread.SPLIT),
         ]
     else:
-        factors = 2 if spec.family in SWIGLU_FAMILIES else 1
+        factors = 2 if spec.is_gated else 1
         gradients.append(_kept("gradients of the feed-forward", factors * width, Spread.SPLIT))
     sets = [tuple(gradients)]
+    if spec.variant.shared_ffn_hidden:
+        shared = _kept("gradients of shared experts", 2 * positions * spec.variant.shared_ffn_hidden, Spread.SPLIT)
+        sets.append((gradients[0], shared))
     if spec.dropout:
         sets.append((_kept("random numbers", stream, Spread.SEQUENCE, element_bytes=RANDOM_BYTES),))
     if spec.attention_dropout:
@@ -188,9 +216,10 @@ def _pre_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     yield from _norm("mlp_norm", spec, operators, UNLESS_FULL)
     if spec.family is ModelFamily.MOE:
         yield from _experts(spec)
-    else:
+    width = spec.variant.shared_ffn_hidden if spec.family is ModelFamily.MOE else spec.ffn_width
+    if width:
         yield _kept("feed-forward input", stream, Spread.WHOLE, modes=UNLESS_FULL)
-        yield from _feed_forward(spec)
+        yield from _feed_forward(spec, width)
     yield from _dropout("feed-forward", spec, stream, UNLESS_FULL)
 
 
@@ -202,23 +231,25 @@ def _post_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     yield from _dropout("attention", spec, stream, ONLY_NONE)
     yield from _layer_norm("attn_norm", spec, ONLY_NONE)
     yield _kept("feed-forward input", stream, Spread.WHOLE, modes=UNLESS_FULL)
-    yield from _feed_forward(spec)
+    yield from _feed_forward(spec, spec.ffn_width)
     yield from _dropout("feed-forward", spec, stream, UNLESS_FULL)
     yield from _layer_norm("mlp_norm", spec, UNLESS_FULL)
 
 
 def _attention(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
-    positions, head_size = spec.sequence_length, spec.hidden // spec.heads
-    stream = positions * spec.hidden
-    keys = positions * spec.kv_head_count * head_size
+    positions, head_size = spec.sequence_length, spec.head_size
     is_dropping = spec.attention_dropout > 0
-    if is_dropping:
-        keys = stream  # grouped keys and values are repeated for each head
+    output = positions * spec.heads * spec.value_size
+    # Grouped keys and values are repeated for each head where their weights are dropped; latent ones are made for each.
+    key_heads = spec.heads if is_dropping or spec.variant.kv_rank else spec.kv_head_count
+    keys_and_values = positions * key_heads * (head_size + spec.value_size)
     if spec.family in SWIGLU_FAMILIES:
-        yield _kept("rotation table", positions * head_size, Spread.WHOLE, element_bytes=_FLOAT, modes=ONLY_NONE)
-    yield _kept("queries", stream, Spread.SPLIT, modes=ONLY_NONE)
-    yield _kept("keys and values", 2 * keys, Spread.SPLIT, modes=ONLY_NONE)
-    yield _kept("attention output", stream, Spread.SPLIT, modes=ONLY_NONE)
+        turned = positions * (spec.variant.rotary_head_size or head_size)
+        yield _kept("rotation table", turned, Spread.WHOLE, element_bytes=_FLOAT, modes=ONLY_NONE)
+    yield from _inner_norms(spec)
+    yield _kept("queries", positions * spec.heads * head_size, Spread.SPLIT, modes=ONLY_NONE)
+    yield _kept("keys and values", keys_and_values, Spread.SPLIT, modes=ONLY_NONE)
+    yield _kept("attention output", output, Spread.SPLIT, modes=ONLY_NONE)
     weights = spec.heads * positions**2
     if operators.stores_scores and not is_dropping:
         yield _kept("softmax of scores", weights, Spread.SPLIT, modes=ONLY_NONE)
@@ -229,7 +260,7 @@ def _attention(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     if not is_dropping:
         if spec.family in SWIGLU_FAMILIES:
             # Rotated queries lie head by head, and so does the output; joining the heads copies it.
-            yield _kept("joined attention output", stream, Spread.SPLIT, modes=ONLY_NONE)
+            yield _kept("joined attention output", output, Spread.SPLIT, modes=ONLY_NONE)
         sums = spec.heads * positions
         yield _kept("log-sums of scores", sums, Spread.SPLIT, element_bytes=_FLOAT, modes=ONLY_NONE)
         return
@@ -238,11 +269,21 @@ def _attention(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
     yield _kept("dropped weights", weights, Spread.SPLIT, modes=ONLY_NONE)
 
 
-def _feed_forward(spec: ModelSpec) -> Iterator[Kept]:
-    width = spec.sequence_length * spec.ffn_width
-    names = ("gate", "activated gate", "up", "their product") if spec.family in SWIGLU_FAMILIES else ("in", "activated")
-    for name in names:
-        yield _kept(f"feed-forward {name}", width, Spread.SPLIT, modes=UNLESS_FULL)
+def _inner_norms(spec: ModelSpec) -> Iterator[Kept]:
+    """Yield what norms inside the attention keep: of latent vectors, their inputs and outputs; of queries and keys."""
+    variant, positions = spec.variant, spec.sequence_length
+    if variant.kv_rank:
+        latent = 2 * ((variant.query_rank or 0) + variant.kv_rank) + (variant.rotary_head_size or 0)
+        yield _kept("latent vectors", positions * latent, Spread.WHOLE, modes=ONLY_NONE)
+    if variant.qk_norm:
+        heads = spec.heads + spec.kv_head_count
+        yield _kept("queries and keys", positions * heads * spec.head_size, Spread.SPLIT, modes=ONLY_NONE)
+
+
+def _feed_forward(spec: ModelSpec, width: int) -> Iterator[Kept]:
+    names = ("gate", "activated gate", "up", "their product") if spec.is_gated else ("in", "activated")
+    for name in names[1:] if spec.activation == "relu" and not spec.is_gated else names:
+        yield _kept(f"feed-forward {name}", spec.sequence_length * width, Spread.SPLIT, modes=UNLESS_FULL)
 
 
 def _experts(spec: ModelSpec) -> Iterator[Kept]:
@@ -262,7 +303,7 @@ def _experts(spec: ModelSpec) -> Iterator[Kept]:
 
 
 def _norm(name: str, spec: ModelSpec, operators: Operators, modes: Modes) -> list[Kept]:
-    if spec.family not in SWIGLU_FAMILIES:
+    if spec.family not in RMS_NORM_FAMILIES:
         return _layer_norm(name, spec, modes)
     stream = spec.sequence_length * spec.hidden
     statistics = _statistics(name, spec, 1, modes)

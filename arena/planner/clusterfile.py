@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from arena.domain.cluster import ClusterShape, GpuType, NodePool
-from arena.domain.job import Model, Name
+from arena.domain.specbase import Model, Name
 from arena.domain.specfile import described, did_you_mean, shown, spec_error
 from arena.domain.yamltree import Path, Problem, Tree, read_tree
 from arena.errors import SpecError

@@ -350,15 +350,14 @@ def _send_s(setting: _Setting, network: Network, candidates: Candidates) -> Floa
     model, hops = setting.model, network.hops(candidates)
     first, last = candidates.chunk_first, candidates.chunk_last
     is_chunk = last > first
-    inputs = model.by_unit(part.input_elements for part in model.parts)
-    outputs = model.by_unit(part.output_elements for part in model.parts)
+    messages = model.messages.crossing
     goes_on, goes_back = is_chunk & (last < model.unit_count), is_chunk & (first > 0)
     divisor = candidates.tp if setting.implementation.splits_sends else candidates.sequence_divisor
     one_element = _activation_bytes(setting.train, candidates) / divisor
     seconds = np.zeros((len(candidates), candidates.depth))
     for goes, elements, hop in (
-        (goes_on, outputs[np.maximum(last - 1, 0)], hops.on),
-        (goes_back, inputs[np.minimum(first, model.unit_count - 1)], hops.back),
+        (goes_on, messages[last], hops.on),
+        (goes_back, messages[first], hops.back),
     ):
         sizes = candidates.by_cut(np.where(goes, elements, 0.0).sum(axis=2)) * one_element
         seconds += send_s(hop, sizes, candidates.by_cut(goes.sum(axis=2).astype(np.float64)))

@@ -71,10 +71,12 @@ def holdings(model: ModelCost, candidates: Candidates) -> Holdings:
     split = candidates.sums(model.cumulative(one.split for one in counts)[None]) / tp
     replicated = candidates.sums(model.cumulative(one.replicated for one in counts)[None])
     expert = candidates.sums(model.cumulative(one.expert for one in counts)[None]) / (tp * ep)
-    stages = np.arange(split.shape[1])[None, :]
-    ends = (stages == 0).astype(np.float64) + ((stages == candidates.pp[:, None] - 1) & (stages > 0))
-    tied = ends * (model.beginning.parameters.tied / tp)
-    copies = np.where(candidates.pp[:, None] > 1, 2.0, 1.0)
+    tied = np.zeros(split.shape)
+    copies = np.ones((len(split), 1))
+    if model.beginning.parameters.tied:
+        users = candidates.sums(model.cumulative(float(part.uses_embedding) for part in model.parts)[None]) > 0
+        tied = users * (model.beginning.parameters.tied / tp)
+        copies = np.maximum(users.sum(axis=1, keepdims=True), 1.0)
     return Holdings(
         dense=split + replicated + tied,
         expert=expert,

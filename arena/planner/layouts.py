@@ -18,7 +18,8 @@ from math import gcd
 import numpy as np
 
 from arena.domain.allocation import GpuGroup
-from arena.domain.capability import REFUSALS, Feature, divisors, format_set, tensor_parallel_dimensions
+from arena.domain.capability import REFUSALS, Feature, tensor_parallel_dimensions
+from arena.domain.divisors import divisors, format_set
 from arena.domain.job import ModelFamily, ParallelLimits, TrainSpec
 from arena.domain.parallel import ParallelPlan, Schedule, even_split
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Ints, chunk_units, micro_batch_count

@@ -170,9 +170,10 @@ def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
     """Return what a stage keeps of one micro-batch, the outputs that it has sent among it."""
     element_bytes = ELEMENT_BYTES[train.precision]
     kept = _spread_sums(model, candidates, element_bytes)
-    outputs = model.by_unit(part.output_elements for part in model.parts)
-    is_sent = (candidates.chunk_last > candidates.chunk_first) & (candidates.chunk_last < model.unit_count)
-    sent = np.where(is_sent, outputs[np.maximum(candidates.chunk_last - 1, 0)], 0.0).sum(axis=2)
+    first, last, messages = candidates.chunk_first, candidates.chunk_last, model.messages
+    # What only passes through is there once, however often it is sent.
+    through = messages.carried[first] + messages.crossing[last] - messages.carried[last]
+    sent = np.where(last > first, through, 0.0).sum(axis=2)
     kept += candidates.by_cut(sent) * element_bytes / candidates.sequence_divisor
     return kept * candidates.micro_batch_size[:, None]
 
@@ -180,10 +181,9 @@ def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
 def _received_ahead(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:
     """Return the buffers of the next activation and the next gradient of a stage."""
     first, last = candidates.chunk_first, candidates.chunk_last
-    inputs = model.by_unit(part.input_elements for part in model.parts)
-    outputs = model.by_unit(part.output_elements for part in model.parts)
-    before = np.where((last > first) & (first > 0), inputs[np.minimum(first, model.unit_count - 1)], 0.0)
-    behind = np.where((last > first) & (last < model.unit_count), outputs[np.maximum(last - 1, 0)], 0.0)
+    messages = model.messages.crossing
+    before = np.where(last > first, messages[first], 0.0)
+    behind = np.where(last > first, messages[last], 0.0)
     ahead = candidates.by_cut(before.max(axis=2) + behind.max(axis=2))
     samples = candidates.micro_batch_size[:, None]
     return ahead * samples * ELEMENT_BYTES[train.precision] / candidates.sequence_divisor

@@ -17,7 +17,7 @@ from typing import Annotated
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from arena.domain.job import Name
+from arena.domain.specbase import Name
 from arena.errors import AuthenticationError, PermissionDeniedError, UserError
 
 USER_METADATA_KEY = "x-arena-user"

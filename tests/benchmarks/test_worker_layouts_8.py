@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from arena.domain.capability import TRAINED_FAMILIES
 from arena.domain.job import ModelFamily
 from tests.covering_plans import Case, covering_set, possible_pairs
 from tests.equivalence import References, check_case, successor
@@ -24,7 +25,7 @@ def launcher() -> Iterator[RankLauncher]:
     launcher.close()
 
 
-@pytest.mark.parametrize("family", ModelFamily)
+@pytest.mark.parametrize("family", TRAINED_FAMILIES)
 def test_layouts_of_eight_ranks(
     launcher: RankLauncher, tmp_path: Path, family: ModelFamily, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from arena.domain.capability import TRAINED_FAMILIES
 from arena.domain.job import JobSpec, ModelFamily
 from arena.domain.launch import Evaluated
 from arena.domain.parallel import parse_plan
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 CASES = [
     pytest.param(family, index, id=str(case))
-    for family in ModelFamily
+    for family in TRAINED_FAMILIES
     for index, case in enumerate(covering_set(family, 1, 4))
 ]
 

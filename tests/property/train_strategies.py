@@ -6,12 +6,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from arena.domain.capability import TRAINED_FAMILIES
 from arena.domain.job import DataSpec, ModelFamily, TrainSpec
 
 
 @st.composite
 def _trains(draw: st.DrawFn) -> TrainSpec:
-    family = draw(st.sampled_from(ModelFamily))
+    family = draw(st.sampled_from(TRAINED_FAMILIES))
     fields = draw(resnets() if family is ModelFamily.WIDE_RESNET else transformers(family))
     is_image = family in {ModelFamily.VIT, ModelFamily.WIDE_RESNET}
     return TrainSpec.model_validate(

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from arena.domain.capability import (
     REFUSALS,
+    TRAINED_FAMILIES,
     Feature,
-    divisors,
     features_of,
     job_refusals,
     refusals,
     tensor_parallel_dimensions,
     unsupported,
 )
+from arena.domain.divisors import divisors
 from arena.domain.job import ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Stage, parse_plan
 from tests.property.train_strategies import trains
@@ -66,13 +67,13 @@ EVERY_FAMILY = (
 )
 
 
-@pytest.mark.parametrize("family", ModelFamily)
+@pytest.mark.parametrize("family", TRAINED_FAMILIES)
 @pytest.mark.parametrize("text", EVERY_FAMILY)
 def test_every_family_runs_these(family: ModelFamily, text: str) -> None:
     assert list(refusals(job(family), plan_of(text))) == []
 
 
-@pytest.mark.parametrize("family", [family for family in ModelFamily if family is not ModelFamily.WIDE_RESNET])
+@pytest.mark.parametrize("family", [family for family in TRAINED_FAMILIES if family is not ModelFamily.WIDE_RESNET])
 def test_transformers_run_sequence_parallel_with_dropout(family: ModelFamily) -> None:
     assert unsupported(job(family, {"dropout": 0.1}), plan_of("tp4 sp")) is None
 
@@ -205,7 +206,7 @@ def test_features_of_the_job_count_as_well() -> None:
     assert features_of(spec, plan_of("dp1")) == {Feature.TIED_EMBEDDINGS, Feature.DROPOUT, Feature.BF16}
 
 
-@pytest.mark.parametrize("family", ModelFamily)
+@pytest.mark.parametrize("family", TRAINED_FAMILIES)
 def test_each_refusal_of_the_table_is_one_that_a_job_can_meet(family: ModelFamily) -> None:
     asked = {
         Feature.FP16: (job(family, precision="fp16"), "dp1"),

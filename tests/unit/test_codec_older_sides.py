@@ -15,6 +15,7 @@ from tests.builders import train_spec
 LATER_MODEL_FIELDS = (
     *("dropout", "attention_dropout", "expert_count", "experts_per_token", "balance_loss_weight", "image_size"),
     *("patch_size", "channels", "class_count", "group_depths", "norm_groups"),
+    *("encoder_layers", "target_len", "variant"),
 )
 
 

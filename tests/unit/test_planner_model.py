@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from arena.domain.capability import TRAINED_FAMILIES
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parameters import boundary_shape, parameters_of
 from arena.planner.activations import Kept
@@ -164,7 +165,7 @@ def named(part: Part) -> dict[str, Kept]:
     return {tensor.name: tensor for tensor in part.kept}
 
 
-@pytest.mark.parametrize("family", [family for family in ModelFamily if family is not ModelFamily.WIDE_RESNET])
+@pytest.mark.parametrize("family", [family for family in TRAINED_FAMILIES if family is not ModelFamily.WIDE_RESNET])
 def test_each_kept_tensor_has_a_name_of_its_own_and_attention_dropout_keeps_the_scores(family: ModelFamily) -> None:
     fields: dict[str, Any] = {"family": family, "layers": 1, "hidden": 64, "heads": 4, "seq_len": 16, "expert_count": 2}
     fields |= {"image_size": 16, "patch_size": 4, "class_count": 10}

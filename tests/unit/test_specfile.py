@@ -82,9 +82,9 @@ grace_s: .inf
         "job.yaml:4:32: train.model.layers: got 0; allowed: at least 1",
         (
             "job.yaml:4:57: train.model.ffn: unknown field; allowed: attention_dropout, balance_loss_weight, channels, "
-            "class_count, config, dropout, expert_count, experts_per_token, family, ffn_hidden, group_depths, heads, "
-            "hidden, image_size, kv_heads, layers, norm_eps, norm_groups, patch_size, rope_theta, seq_len, "
-            "tied_embeddings, vocab_size"
+            "class_count, config, dropout, encoder_layers, expert_count, experts_per_token, family, ffn_hidden, "
+            "group_depths, heads, hidden, image_size, kv_heads, layers, norm_eps, norm_groups, patch_size, "
+            "rope_theta, seq_len, target_len, tied_embeddings, variant, vocab_size"
         ),
         "job.yaml:5:17: train.global_batch: got 'lots'; allowed: a whole number",
         (

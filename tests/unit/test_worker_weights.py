@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from arena.domain.capability import TRAINED_FAMILIES
 from arena.domain.job import ModelFamily
 from arena.domain.parameters import Parameter, parameters_of
 from arena_agent.worker.weights import initial_weight
@@ -42,7 +43,7 @@ def test_names_and_seeds_have_values_of_their_own_and_asking_twice_changes_nothi
         assert torch.equal(initial_weight(one, 1), initial_weight(one, 1))
 
 
-@pytest.mark.parametrize("family", ModelFamily)
+@pytest.mark.parametrize("family", TRAINED_FAMILIES)
 def test_decay_applies_to_matrices_and_kernels_alone(family: ModelFamily) -> None:
     for one in parameters_of(train(family).model):
         is_vector = one.name.endswith(".bias") or "norm" in one.name

@@ -23,6 +23,7 @@ from arena.domain.job import (
     TrainSpec,
 )
 from arena.domain.parallel import Schedule
+from arena.domain.variant import ModelVariant
 from arena.errors import SpecError
 from arena.rpc.codec import enums
 from arena.rpc.codec.fields import fitting, optional
@@ -40,6 +41,8 @@ _LATER_MODEL_FIELDS = (
     "channels",
     "class_count",
     "norm_groups",
+    "encoder_layers",
+    "target_len",
 )
 
 
@@ -117,7 +120,15 @@ def _model_to_proto(model: ModelSpec) -> pb.ModelSpec:
         class_count=model.class_count,
         group_depths=model.group_depths,
         norm_groups=model.norm_groups,
+        encoder_layers=model.encoder_layers,
+        target_len=model.target_len,
+        variant=_variant_to_proto(model.variant),
     )
+
+
+def _variant_to_proto(variant: ModelVariant) -> pb.ModelVariant | None:
+    given = list(variant.set_fields())
+    return pb.ModelVariant(**{name: getattr(variant, name) for name in given}) if given else None
 
 
 def _data_to_proto(data: DataSpec) -> pb.DataSpec:
@@ -325,6 +336,7 @@ def _evaluation_fields(evaluation: pb.EvaluationSpec) -> dict[str, Any]:
 
 
 def _model_fields(model: pb.ModelSpec) -> dict[str, Any]:
+    variant = {field.name: value for field, value in model.variant.ListFields()}
     return {
         "family": enums.MODEL_FAMILY.from_proto(model.family, "spec.train.model.family"),
         "layers": model.layers,
@@ -339,6 +351,7 @@ def _model_fields(model: pb.ModelSpec) -> dict[str, Any]:
         "norm_eps": model.norm_eps,
         "group_depths": list(model.group_depths),
         **_present(model, *_LATER_MODEL_FIELDS),
+        **({"variant": variant} if variant else {}),
     }
 
 

@@ -187,6 +187,7 @@ class _ModelFamilyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelFami
     MODEL_FAMILY_MOE: _ModelFamily.ValueType  # 4
     MODEL_FAMILY_VIT: _ModelFamily.ValueType  # 5
     MODEL_FAMILY_WIDE_RESNET: _ModelFamily.ValueType  # 6
+    MODEL_FAMILY_T5: _ModelFamily.ValueType  # 7
 
 class ModelFamily(_ModelFamily, metaclass=_ModelFamilyEnumTypeWrapper): ...
 
@@ -197,6 +198,7 @@ MODEL_FAMILY_BERT: ModelFamily.ValueType  # 3
 MODEL_FAMILY_MOE: ModelFamily.ValueType  # 4
 MODEL_FAMILY_VIT: ModelFamily.ValueType  # 5
 MODEL_FAMILY_WIDE_RESNET: ModelFamily.ValueType  # 6
+MODEL_FAMILY_T5: ModelFamily.ValueType  # 7
 Global___ModelFamily: _TypeAlias = ModelFamily  # noqa: Y015
 
 class _Precision:
@@ -365,6 +367,9 @@ class ModelSpec(_message.Message):
     CLASS_COUNT_FIELD_NUMBER: _builtins.int
     GROUP_DEPTHS_FIELD_NUMBER: _builtins.int
     NORM_GROUPS_FIELD_NUMBER: _builtins.int
+    ENCODER_LAYERS_FIELD_NUMBER: _builtins.int
+    TARGET_LEN_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
     family: Global___ModelFamily.ValueType
     layers: _builtins.int
     hidden: _builtins.int
@@ -388,10 +393,15 @@ class ModelSpec(_message.Message):
     channels: _builtins.int
     class_count: _builtins.int
     norm_groups: _builtins.int
+    encoder_layers: _builtins.int
+    """Encoder-decoder: layers of the encoder among all, positions of the decoder."""
+    target_len: _builtins.int
     @_builtins.property
     def group_depths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Wide-ResNet: residual blocks of each group."""
 
+    @_builtins.property
+    def variant(self) -> Global___ModelVariant: ...
     def __init__(
         self,
         *,
@@ -417,10 +427,13 @@ class ModelSpec(_message.Message):
         class_count: _builtins.int | None = ...,
         group_depths: _abc.Iterable[_builtins.int] | None = ...,
         norm_groups: _builtins.int | None = ...,
+        encoder_layers: _builtins.int | None = ...,
+        target_len: _builtins.int | None = ...,
+        variant: Global___ModelVariant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "ffn_hidden", b"ffn_hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "norm_groups", b"norm_groups", "patch_size", b"patch_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_encoder_layers", b"_encoder_layers", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "_target_len", b"_target_len", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "encoder_layers", b"encoder_layers", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "ffn_hidden", b"ffn_hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "norm_groups", b"norm_groups", "patch_size", b"patch_size", "target_len", b"target_len", "variant", b"variant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "family", b"family", "ffn_hidden", b"ffn_hidden", "group_depths", b"group_depths", "heads", b"heads", "hidden", b"hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "layers", b"layers", "norm_eps", b"norm_eps", "norm_groups", b"norm_groups", "patch_size", b"patch_size", "rope_theta", b"rope_theta", "seq_len", b"seq_len", "tied_embeddings", b"tied_embeddings", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout", "_balance_loss_weight", b"_balance_loss_weight", "_channels", b"_channels", "_class_count", b"_class_count", "_dropout", b"_dropout", "_encoder_layers", b"_encoder_layers", "_expert_count", b"_expert_count", "_experts_per_token", b"_experts_per_token", "_ffn_hidden", b"_ffn_hidden", "_image_size", b"_image_size", "_kv_heads", b"_kv_heads", "_norm_groups", b"_norm_groups", "_patch_size", b"_patch_size", "_target_len", b"_target_len", "attention_dropout", b"attention_dropout", "balance_loss_weight", b"balance_loss_weight", "channels", b"channels", "class_count", b"class_count", "dropout", b"dropout", "encoder_layers", b"encoder_layers", "expert_count", b"expert_count", "experts_per_token", b"experts_per_token", "family", b"family", "ffn_hidden", b"ffn_hidden", "group_depths", b"group_depths", "heads", b"heads", "hidden", b"hidden", "image_size", b"image_size", "kv_heads", b"kv_heads", "layers", b"layers", "norm_eps", b"norm_eps", "norm_groups", b"norm_groups", "patch_size", b"patch_size", "rope_theta", b"rope_theta", "seq_len", b"seq_len", "target_len", b"target_len", "tied_embeddings", b"tied_embeddings", "variant", b"variant", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attention_dropout: _TypeAlias = _typing.Literal["attention_dropout"]  # noqa: Y015
     _WhichOneofArgType__attention_dropout: _TypeAlias = _typing.Literal["_attention_dropout", b"_attention_dropout"]  # noqa: Y015
@@ -432,6 +445,8 @@ class ModelSpec(_message.Message):
     _WhichOneofArgType__class_count: _TypeAlias = _typing.Literal["_class_count", b"_class_count"]  # noqa: Y015
     _WhichOneofReturnType__dropout: _TypeAlias = _typing.Literal["dropout"]  # noqa: Y015
     _WhichOneofArgType__dropout: _TypeAlias = _typing.Literal["_dropout", b"_dropout"]  # noqa: Y015
+    _WhichOneofReturnType__encoder_layers: _TypeAlias = _typing.Literal["encoder_layers"]  # noqa: Y015
+    _WhichOneofArgType__encoder_layers: _TypeAlias = _typing.Literal["_encoder_layers", b"_encoder_layers"]  # noqa: Y015
     _WhichOneofReturnType__expert_count: _TypeAlias = _typing.Literal["expert_count"]  # noqa: Y015
     _WhichOneofArgType__expert_count: _TypeAlias = _typing.Literal["_expert_count", b"_expert_count"]  # noqa: Y015
     _WhichOneofReturnType__experts_per_token: _TypeAlias = _typing.Literal["experts_per_token"]  # noqa: Y015
@@ -446,6 +461,8 @@ class ModelSpec(_message.Message):
     _WhichOneofArgType__norm_groups: _TypeAlias = _typing.Literal["_norm_groups", b"_norm_groups"]  # noqa: Y015
     _WhichOneofReturnType__patch_size: _TypeAlias = _typing.Literal["patch_size"]  # noqa: Y015
     _WhichOneofArgType__patch_size: _TypeAlias = _typing.Literal["_patch_size", b"_patch_size"]  # noqa: Y015
+    _WhichOneofReturnType__target_len: _TypeAlias = _typing.Literal["target_len"]  # noqa: Y015
+    _WhichOneofArgType__target_len: _TypeAlias = _typing.Literal["_target_len", b"_target_len"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_dropout) -> _WhichOneofReturnType__attention_dropout | None: ...
     @_typing.overload
@@ -456,6 +473,8 @@ class ModelSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__class_count) -> _WhichOneofReturnType__class_count | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__dropout) -> _WhichOneofReturnType__dropout | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__encoder_layers) -> _WhichOneofReturnType__encoder_layers | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__expert_count) -> _WhichOneofReturnType__expert_count | None: ...
     @_typing.overload
@@ -470,8 +489,174 @@ class ModelSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__norm_groups) -> _WhichOneofReturnType__norm_groups | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__patch_size) -> _WhichOneofReturnType__patch_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_len) -> _WhichOneofReturnType__target_len | None: ...
 
 Global___ModelSpec: _TypeAlias = ModelSpec  # noqa: Y015
+
+@_typing.final
+class ModelVariant(_message.Message):
+    """What sets a model apart from its family; such models can be planned, and not trained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    ATTENTION_BIAS_FIELD_NUMBER: _builtins.int
+    QK_NORM_FIELD_NUMBER: _builtins.int
+    ATTENTION_WINDOW_FIELD_NUMBER: _builtins.int
+    WINDOW_PERIOD_FIELD_NUMBER: _builtins.int
+    KV_RANK_FIELD_NUMBER: _builtins.int
+    QUERY_RANK_FIELD_NUMBER: _builtins.int
+    ROTARY_HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    VALUE_HEAD_SIZE_FIELD_NUMBER: _builtins.int
+    ROPE_SCALING_FIELD_NUMBER: _builtins.int
+    ACTIVATION_FIELD_NUMBER: _builtins.int
+    IS_GATED_FIELD_NUMBER: _builtins.int
+    SHARED_FFN_HIDDEN_FIELD_NUMBER: _builtins.int
+    SHARED_GATE_FIELD_NUMBER: _builtins.int
+    DENSE_LAYERS_FIELD_NUMBER: _builtins.int
+    DENSE_FFN_HIDDEN_FIELD_NUMBER: _builtins.int
+    ROUTER_BIAS_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    POSITION_COUNT_FIELD_NUMBER: _builtins.int
+    POST_NORM_FIELD_NUMBER: _builtins.int
+    BOTTLENECK_FIELD_NUMBER: _builtins.int
+    head_size: _builtins.int
+    attention_bias: _builtins.str
+    qk_norm: _builtins.bool
+    attention_window: _builtins.int
+    window_period: _builtins.int
+    kv_rank: _builtins.int
+    query_rank: _builtins.int
+    rotary_head_size: _builtins.int
+    value_head_size: _builtins.int
+    rope_scaling: _builtins.str
+    activation: _builtins.str
+    is_gated: _builtins.bool
+    shared_ffn_hidden: _builtins.int
+    shared_gate: _builtins.bool
+    dense_layers: _builtins.int
+    dense_ffn_hidden: _builtins.int
+    router_bias: _builtins.bool
+    embedding_size: _builtins.int
+    position_count: _builtins.int
+    post_norm: _builtins.bool
+    bottleneck: _builtins.int
+    def __init__(
+        self,
+        *,
+        head_size: _builtins.int | None = ...,
+        attention_bias: _builtins.str | None = ...,
+        qk_norm: _builtins.bool | None = ...,
+        attention_window: _builtins.int | None = ...,
+        window_period: _builtins.int | None = ...,
+        kv_rank: _builtins.int | None = ...,
+        query_rank: _builtins.int | None = ...,
+        rotary_head_size: _builtins.int | None = ...,
+        value_head_size: _builtins.int | None = ...,
+        rope_scaling: _builtins.str | None = ...,
+        activation: _builtins.str | None = ...,
+        is_gated: _builtins.bool | None = ...,
+        shared_ffn_hidden: _builtins.int | None = ...,
+        shared_gate: _builtins.bool | None = ...,
+        dense_layers: _builtins.int | None = ...,
+        dense_ffn_hidden: _builtins.int | None = ...,
+        router_bias: _builtins.bool | None = ...,
+        embedding_size: _builtins.int | None = ...,
+        position_count: _builtins.int | None = ...,
+        post_norm: _builtins.bool | None = ...,
+        bottleneck: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_attention_bias", b"_attention_bias", "_attention_window", b"_attention_window", "_bottleneck", b"_bottleneck", "_dense_ffn_hidden", b"_dense_ffn_hidden", "_dense_layers", b"_dense_layers", "_embedding_size", b"_embedding_size", "_head_size", b"_head_size", "_is_gated", b"_is_gated", "_kv_rank", b"_kv_rank", "_position_count", b"_position_count", "_post_norm", b"_post_norm", "_qk_norm", b"_qk_norm", "_query_rank", b"_query_rank", "_rope_scaling", b"_rope_scaling", "_rotary_head_size", b"_rotary_head_size", "_router_bias", b"_router_bias", "_shared_ffn_hidden", b"_shared_ffn_hidden", "_shared_gate", b"_shared_gate", "_value_head_size", b"_value_head_size", "_window_period", b"_window_period", "activation", b"activation", "attention_bias", b"attention_bias", "attention_window", b"attention_window", "bottleneck", b"bottleneck", "dense_ffn_hidden", b"dense_ffn_hidden", "dense_layers", b"dense_layers", "embedding_size", b"embedding_size", "head_size", b"head_size", "is_gated", b"is_gated", "kv_rank", b"kv_rank", "position_count", b"position_count", "post_norm", b"post_norm", "qk_norm", b"qk_norm", "query_rank", b"query_rank", "rope_scaling", b"rope_scaling", "rotary_head_size", b"rotary_head_size", "router_bias", b"router_bias", "shared_ffn_hidden", b"shared_ffn_hidden", "shared_gate", b"shared_gate", "value_head_size", b"value_head_size", "window_period", b"window_period"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_activation", b"_activation", "_attention_bias", b"_attention_bias", "_attention_window", b"_attention_window", "_bottleneck", b"_bottleneck", "_dense_ffn_hidden", b"_dense_ffn_hidden", "_dense_layers", b"_dense_layers", "_embedding_size", b"_embedding_size", "_head_size", b"_head_size", "_is_gated", b"_is_gated", "_kv_rank", b"_kv_rank", "_position_count", b"_position_count", "_post_norm", b"_post_norm", "_qk_norm", b"_qk_norm", "_query_rank", b"_query_rank", "_rope_scaling", b"_rope_scaling", "_rotary_head_size", b"_rotary_head_size", "_router_bias", b"_router_bias", "_shared_ffn_hidden", b"_shared_ffn_hidden", "_shared_gate", b"_shared_gate", "_value_head_size", b"_value_head_size", "_window_period", b"_window_period", "activation", b"activation", "attention_bias", b"attention_bias", "attention_window", b"attention_window", "bottleneck", b"bottleneck", "dense_ffn_hidden", b"dense_ffn_hidden", "dense_layers", b"dense_layers", "embedding_size", b"embedding_size", "head_size", b"head_size", "is_gated", b"is_gated", "kv_rank", b"kv_rank", "position_count", b"position_count", "post_norm", b"post_norm", "qk_norm", b"qk_norm", "query_rank", b"query_rank", "rope_scaling", b"rope_scaling", "rotary_head_size", b"rotary_head_size", "router_bias", b"router_bias", "shared_ffn_hidden", b"shared_ffn_hidden", "shared_gate", b"shared_gate", "value_head_size", b"value_head_size", "window_period", b"window_period"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__activation: _TypeAlias = _typing.Literal["activation"]  # noqa: Y015
+    _WhichOneofArgType__activation: _TypeAlias = _typing.Literal["_activation", b"_activation"]  # noqa: Y015
+    _WhichOneofReturnType__attention_bias: _TypeAlias = _typing.Literal["attention_bias"]  # noqa: Y015
+    _WhichOneofArgType__attention_bias: _TypeAlias = _typing.Literal["_attention_bias", b"_attention_bias"]  # noqa: Y015
+    _WhichOneofReturnType__attention_window: _TypeAlias = _typing.Literal["attention_window"]  # noqa: Y015
+    _WhichOneofArgType__attention_window: _TypeAlias = _typing.Literal["_attention_window", b"_attention_window"]  # noqa: Y015
+    _WhichOneofReturnType__bottleneck: _TypeAlias = _typing.Literal["bottleneck"]  # noqa: Y015
+    _WhichOneofArgType__bottleneck: _TypeAlias = _typing.Literal["_bottleneck", b"_bottleneck"]  # noqa: Y015
+    _WhichOneofReturnType__dense_ffn_hidden: _TypeAlias = _typing.Literal["dense_ffn_hidden"]  # noqa: Y015
+    _WhichOneofArgType__dense_ffn_hidden: _TypeAlias = _typing.Literal["_dense_ffn_hidden", b"_dense_ffn_hidden"]  # noqa: Y015
+    _WhichOneofReturnType__dense_layers: _TypeAlias = _typing.Literal["dense_layers"]  # noqa: Y015
+    _WhichOneofArgType__dense_layers: _TypeAlias = _typing.Literal["_dense_layers", b"_dense_layers"]  # noqa: Y015
+    _WhichOneofReturnType__embedding_size: _TypeAlias = _typing.Literal["embedding_size"]  # noqa: Y015
+    _WhichOneofArgType__embedding_size: _TypeAlias = _typing.Literal["_embedding_size", b"_embedding_size"]  # noqa: Y015
+    _WhichOneofReturnType__head_size: _TypeAlias = _typing.Literal["head_size"]  # noqa: Y015
+    _WhichOneofArgType__head_size: _TypeAlias = _typing.Literal["_head_size", b"_head_size"]  # noqa: Y015
+    _WhichOneofReturnType__is_gated: _TypeAlias = _typing.Literal["is_gated"]  # noqa: Y015
+    _WhichOneofArgType__is_gated: _TypeAlias = _typing.Literal["_is_gated", b"_is_gated"]  # noqa: Y015
+    _WhichOneofReturnType__kv_rank: _TypeAlias = _typing.Literal["kv_rank"]  # noqa: Y015
+    _WhichOneofArgType__kv_rank: _TypeAlias = _typing.Literal["_kv_rank", b"_kv_rank"]  # noqa: Y015
+    _WhichOneofReturnType__position_count: _TypeAlias = _typing.Literal["position_count"]  # noqa: Y015
+    _WhichOneofArgType__position_count: _TypeAlias = _typing.Literal["_position_count", b"_position_count"]  # noqa: Y015
+    _WhichOneofReturnType__post_norm: _TypeAlias = _typing.Literal["post_norm"]  # noqa: Y015
+    _WhichOneofArgType__post_norm: _TypeAlias = _typing.Literal["_post_norm", b"_post_norm"]  # noqa: Y015
+    _WhichOneofReturnType__qk_norm: _TypeAlias = _typing.Literal["qk_norm"]  # noqa: Y015
+    _WhichOneofArgType__qk_norm: _TypeAlias = _typing.Literal["_qk_norm", b"_qk_norm"]  # noqa: Y015
+    _WhichOneofReturnType__query_rank: _TypeAlias = _typing.Literal["query_rank"]  # noqa: Y015
+    _WhichOneofArgType__query_rank: _TypeAlias = _typing.Literal["_query_rank", b"_query_rank"]  # noqa: Y015
+    _WhichOneofReturnType__rope_scaling: _TypeAlias = _typing.Literal["rope_scaling"]  # noqa: Y015
+    _WhichOneofArgType__rope_scaling: _TypeAlias = _typing.Literal["_rope_scaling", b"_rope_scaling"]  # noqa: Y015
+    _WhichOneofReturnType__rotary_head_size: _TypeAlias = _typing.Literal["rotary_head_size"]  # noqa: Y015
+    _WhichOneofArgType__rotary_head_size: _TypeAlias = _typing.Literal["_rotary_head_size", b"_rotary_head_size"]  # noqa: Y015
+    _WhichOneofReturnType__router_bias: _TypeAlias = _typing.Literal["router_bias"]  # noqa: Y015
+    _WhichOneofArgType__router_bias: _TypeAlias = _typing.Literal["_router_bias", b"_router_bias"]  # noqa: Y015
+    _WhichOneofReturnType__shared_ffn_hidden: _TypeAlias = _typing.Literal["shared_ffn_hidden"]  # noqa: Y015
+    _WhichOneofArgType__shared_ffn_hidden: _TypeAlias = _typing.Literal["_shared_ffn_hidden", b"_shared_ffn_hidden"]  # noqa: Y015
+    _WhichOneofReturnType__shared_gate: _TypeAlias = _typing.Literal["shared_gate"]  # noqa: Y015
+    _WhichOneofArgType__shared_gate: _TypeAlias = _typing.Literal["_shared_gate", b"_shared_gate"]  # noqa: Y015
+    _WhichOneofReturnType__value_head_size: _TypeAlias = _typing.Literal["value_head_size"]  # noqa: Y015
+    _WhichOneofArgType__value_head_size: _TypeAlias = _typing.Literal["_value_head_size", b"_value_head_size"]  # noqa: Y015
+    _WhichOneofReturnType__window_period: _TypeAlias = _typing.Literal["window_period"]  # noqa: Y015
+    _WhichOneofArgType__window_period: _TypeAlias = _typing.Literal["_window_period", b"_window_period"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__activation) -> _WhichOneofReturnType__activation | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_bias) -> _WhichOneofReturnType__attention_bias | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__attention_window) -> _WhichOneofReturnType__attention_window | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bottleneck) -> _WhichOneofReturnType__bottleneck | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dense_ffn_hidden) -> _WhichOneofReturnType__dense_ffn_hidden | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dense_layers) -> _WhichOneofReturnType__dense_layers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__embedding_size) -> _WhichOneofReturnType__embedding_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head_size) -> _WhichOneofReturnType__head_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_gated) -> _WhichOneofReturnType__is_gated | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_rank) -> _WhichOneofReturnType__kv_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position_count) -> _WhichOneofReturnType__position_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__post_norm) -> _WhichOneofReturnType__post_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__qk_norm) -> _WhichOneofReturnType__qk_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__query_rank) -> _WhichOneofReturnType__query_rank | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rope_scaling) -> _WhichOneofReturnType__rope_scaling | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rotary_head_size) -> _WhichOneofReturnType__rotary_head_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__router_bias) -> _WhichOneofReturnType__router_bias | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_ffn_hidden) -> _WhichOneofReturnType__shared_ffn_hidden | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shared_gate) -> _WhichOneofReturnType__shared_gate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__value_head_size) -> _WhichOneofReturnType__value_head_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window_period) -> _WhichOneofReturnType__window_period | None: ...
+
+Global___ModelVariant: _TypeAlias = ModelVariant  # noqa: Y015
 
 @_typing.final
 class DataSpec(_message.Message):
