@@ -1,0 +1,173 @@
+"""The published data of Arena's artifact as typed values (EuroSys'26; github.com/sjtu-epcc/arena, Apache-2.0).
+
+``prof_database.json`` holds the seconds of an iteration under the plan that Alpa's search found, measured, or -1 where
+the run failed; ``estimate_all_grid_merged.json`` what Arena's own profiler estimates of each uniform plan;
+``comm_tables.json.gz`` timings of collectives on the same clusters.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Degrees = tuple[int, int, int]
+"""Pipeline stages, replicas, tensor-parallel degree: the order of the files."""
+
+_MODEL = re.compile(r"(?P<family>[a-z_]+)_(?P<size>[\d.]+[MB])_(?P<batch>\d+)")
+_HARDWARE = re.compile(r"\d+_(?P<type>[a-z]+\d+)_(?P<nodes>\d+)_n_(?P<gpus>\d+)_d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Workload:
+    """A model with its global batch: ``bert_760M_128``."""
+
+    family: str
+    size: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.family}_{self.size}_{self.batch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Hardware:
+    """A number of nodes with some GPUs of each."""
+
+    gpu_type: str
+    node_count: int
+    gpus_per_node: int
+
+    def __str__(self) -> str:
+        return f"{self.node_count}x{self.gpus_per_node} {self.gpu_type}"
+
+    @property
+    def gpu_count(self) -> int:
+        """All GPUs."""
+        return self.node_count * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One entry of the profile database.
+
+    Args:
+        time_s: Of the best plan's iteration; None where the run failed.
+        estimates_s: By plan, what Arena's profiler estimates, infinite where it found no room; None without an entry.
+    """
+
+    workload: Workload
+    hardware: Hardware
+    time_s: float | None
+    estimates_s: Mapping[Degrees, float] | None
+
+    @property
+    def is_estimated_feasible(self) -> bool:
+        """Whether the estimates have a plan that runs."""
+        return any(map(math.isfinite, (self.estimates_s or {}).values()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A timed collective: every group of ranks does it at once.
+
+    Args:
+        ranks: Of the first of its groups, numbered node by node.
+    """
+
+    hardware: Hardware
+    kind: str
+    ranks: tuple[int, ...]
+    size_bytes: float
+    time_s: float
+
+    @property
+    def node_count(self) -> int:
+        """Nodes that its group lies on."""
+        return len({rank // self.hardware.gpus_per_node for rank in self.ranks})
+
+
+def data_folder() -> Path | None:
+    """Return where Arena's data lie, None where nobody has them."""
+    stated = os.environ.get("ARENA_DATA_DIR")
+    base = Path(stated) if stated else ROOT.parent / "shared"
+    found = (folder / "arena" for folder in (base / "data", base))
+    return next((folder for folder in found if (folder / "prof_database.json").is_file()), None)
+
+
+def workload_of(text: str) -> Workload:
+    """Return what a key of the files names, e.g. ``wide_resnet_500M_256``."""
+    found = _MODEL.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} names no model and batch")
+    return Workload(family=found["family"], size=found["size"], batch=int(found["batch"]))
+
+
+def hardware_of(text: str) -> Hardware:
+    """Return what a key of the files names, e.g. ``2_a40_2_n_2_d``."""
+    found = _HARDWARE.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} names no GPUs")
+    return Hardware(gpu_type=found["type"], node_count=int(found["nodes"]), gpus_per_node=int(found["gpus"]))
+
+
+def cells_of(folder: Path) -> list[Cell]:
+    """Return the entries of the profile database with what was estimated of them, in order."""
+    measured = json.loads((folder / "prof_database.json").read_text(encoding="utf-8"))["optimal"]
+    estimated = json.loads((folder / "estimate_all_grid_merged.json").read_text(encoding="utf-8"))
+    cells = [
+        Cell(
+            workload=workload_of(model),
+            hardware=hardware_of(key),
+            time_s=seconds if seconds > 0 else None,
+            estimates_s=estimates_of(estimated[model][key]) if key in estimated.get(model, {}) else None,
+        )
+        for model, by_hardware in measured.items()
+        for key, seconds in by_hardware.items()
+    ]
+    return sorted(cells, key=lambda cell: (cell.workload, cell.hardware))
+
+
+def estimates_of(rows: Iterable[Any]) -> dict[Degrees, float]:
+    """Return seconds by plan; plans come twice, the faster counts, and numbers alone (-1) are failures."""
+    found: dict[Degrees, float] = {}
+    for row in rows:
+        if isinstance(row, list):
+            pp, dp, tp = row[0]
+            seconds = float(row[-1]) if math.isfinite(row[-1]) else math.inf
+            found[pp, dp, tp] = min(seconds, found.get((pp, dp, tp), math.inf))
+    return found
+
+
+def collectives_of(folder: Path) -> list[Collective]:
+    """Return the timed all-reduces and sends; of two tables of one cluster, that over InfiniBand."""
+    with gzip.open(folder / "comm_tables.json.gz", "rt", encoding="utf-8") as stream:
+        tables = json.load(stream)
+    return [
+        one
+        for key, by_kind in tables.items()
+        if f"{key}_ib" not in tables
+        for kind, rows in by_kind.items()
+        for one in _collectives(hardware_of(key), kind, rows)
+    ]
+
+
+def _collectives(hardware: Hardware, kind: str, rows: Iterable[Any]) -> Iterable[Collective]:
+    name = next((known for known in ("all-reduce", "send") if known in kind), None)
+    if name is None:
+        return
+    groups = re.search(r"\[\[([\d, ]+)\]", kind)
+    if name == "send" and groups:
+        return  # these time a gather of slices
+    ranks = tuple(map(int, groups[1].split(","))) if groups else (0, hardware.gpus_per_node)
+    for shape, dtype, seconds, *_ in rows:
+        size_bytes = math.prod(shape) * (4.0 if dtype.endswith("32") else 2.0)
+        yield Collective(hardware=hardware, kind=name, ranks=ranks, size_bytes=size_bytes, time_s=seconds)
