@@ -323,6 +323,18 @@ class CommandSpec(Model):
     processes_per_gpu: Literal[0, 1] = 1
 
 
+class WorkloadSpec(Model):
+    """A training job of which only measurements are known: it can be replayed from a trace, not run.
+
+    Attributes:
+        name: What tables of measurements call it, e.g. ``wide_resnet__500M``.
+        global_batch: Samples per optimizer step.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    global_batch: PositiveInt = 1
+
+
 class StopSpec(Model):
     """When a job ends: at the first of the given limits; none means at the user's word (or the program's exit)."""
 
@@ -447,6 +459,7 @@ class JobSpec(Model):
     preemptible: bool = True
     train: TrainSpec | None = None
     command: CommandSpec | None = None
+    workload: WorkloadSpec | None = None
     stop: StopSpec = StopSpec()
     gpus: GpuLimits = GpuLimits()
     parallel: ParallelLimits = ParallelLimits()
@@ -458,7 +471,7 @@ class JobSpec(Model):
 
     @model_validator(mode="after")
     def _one_workload(self) -> JobSpec:
-        if (self.train is None) == (self.command is None):
+        if sum(part is not None for part in (self.train, self.command, self.workload)) != 1:
             raise ValueError("give exactly one of train (Arena lays the job out) and command (your own program)")
         if self.command is not None and self.kind is not JobKind.RIGID:
             raise ValueError("a command job is rigid: set kind: rigid")
@@ -475,7 +488,12 @@ class JobSpec(Model):
         """Restart budget with its default filled in."""
         if self.retry.restarts_max is not None:
             return self.retry.restarts_max
-        return 3 if self.train else 0
+        return 3 if self.keeps_checkpoints else 0
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the job resumes from checkpoints that Arena knows of; a foreign program is its own affair."""
+        return self.command is None
 
     @property
     def step_limit(self) -> int | None:

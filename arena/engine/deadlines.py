@@ -46,7 +46,7 @@ def of_job(job: JobRecord, config: EngineConfig) -> Iterator[float]:
 def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
     """Return when a running training job that shows no further step will count as stalled."""
     progress = job.progress
-    if job.state is not JobState.RUNNING or job.spec.train is None or progress.stalled_since_s is not None:
+    if job.state is not JobState.RUNNING or not job.spec.keeps_checkpoints or progress.stalled_since_s is not None:
         return None
     return None if progress.reported_at_s is None else progress.reported_at_s + stall_timeout_s(job, config)
 
@@ -62,7 +62,7 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
         yield attempt.stop_requested_at_s + (config.stop_margin_s if attempt.stop_mode == "kill" else stop_s)
     if attempt.state in {AttemptState.STOPPING, AttemptState.ENDED}:
         return
-    if attempt.first_end_at_s is not None and job.spec.train is not None:
+    if attempt.first_end_at_s is not None and job.spec.keeps_checkpoints:
         yield attempt.first_end_at_s + stop_s
     limit_at_s = _time_limit_at_s(attempt, job)
     if limit_at_s is not None:
@@ -77,7 +77,7 @@ def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
     limit = job.spec.stop.time_limit_s
     if limit is None or attempt.first_step_at_s is None:
         return None
-    own_end_s = job.spec.grace_s if job.spec.train is not None else 0.0
+    own_end_s = job.spec.grace_s if job.spec.keeps_checkpoints else 0.0
     return attempt.first_step_at_s + max(limit - job.run_time_s, 0.0) + own_end_s
 
 
@@ -146,7 +146,7 @@ def _overdue(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
     margin_s = job.spec.grace_s + draft.config.stop_margin_s
     if (
         attempt.first_end_at_s is not None
-        and job.spec.train is not None
+        and job.spec.keeps_checkpoints
         and draft.now_s >= attempt.first_end_at_s + margin_s
     ):
         error = "some of its nodes ended and others did not"

@@ -48,7 +48,7 @@ def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", err
 
 def _end_at_time_limit(draft: Draft, job: JobRecord) -> None:
     text = f"reached its time limit of {job.spec.stop.time_limit_s:.0f} s"
-    if job.spec.train is not None:
+    if job.spec.keeps_checkpoints:
         _end(draft, job, JobState.SUCCEEDED, result=f"{text} at step {job.progress.durable_step}")
     else:
         _end(draft, job, JobState.FAILED, error=text)
@@ -115,7 +115,7 @@ def _after_launch_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord) 
 def _after_crash(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
     count = job.restarts_since_progress + 1
     limit = job.spec.restarts_max
-    if outcome is EndKind.LOST and job.spec.train is not None:
+    if outcome is EndKind.LOST and job.spec.keeps_checkpoints:
         limit = max(limit, NODE_LOSSES_MIN)
     if count > limit:
         suffix = f" (restarted {limit} of {limit} times without progress)" if limit else ""

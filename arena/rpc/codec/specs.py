@@ -50,8 +50,14 @@ def spec_to_proto(spec: JobSpec) -> pb.JobSpec:
     """Return a job specification as a message.
 
     Raises:
-        SpecError: A number is larger than the protocol carries, or a string is not Unicode.
+        SpecError: A number is larger than the protocol carries, a string is not Unicode, or the job can only be
+            replayed.
     """
+    if spec.workload is not None:
+        raise SpecError(
+            f"job {spec.name!r} is known by measurements only ({spec.workload.name}) and cannot run",
+            fix="give train (a model to be trained) or command (your own program); workloads are for arena replay",
+        )
     with fitting(f"the specification of job {spec.name!r}", SpecError):
         return pb.JobSpec(
             name=spec.name,
