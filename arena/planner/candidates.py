@@ -109,10 +109,11 @@ class Candidates:
         """Return for each candidate what holds for its way to split layers, ``[n, ...]``."""
         return table[self.cut]
 
-    def take(self, rows: Ints) -> Candidates:
-        """Return some of the candidates."""
+    def take(self, rows: Ints, *, group: Ints | None = None) -> Candidates:
+        """Return some of the candidates, on other groups where they are given."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
-        return replace(self, **{name: column[rows] for name, column in columns.items() if column is not None})
+        some = {name: column[rows] for name, column in columns.items() if column is not None}
+        return replace(self, **(some if group is None else {**some, "group": group}))
 
     def distinct(self, names: Sequence[str]) -> tuple[Candidates, Ints]:
         """Return candidates that differ in some columns, and which of them stands for each of these, ``[n]``.
@@ -128,9 +129,7 @@ class Candidates:
             code, size = code * count + ranks, size * count
             if size > 8 * len(self):
                 code, size = _ranks(code)
-        which, count = _ranks(code)
-        first = np.empty(count, dtype=np.int64)
-        first[which[::-1]] = np.arange(len(self))[::-1]
+        which, first = distinct_values(code)
         return self.take(first), which
 
 
@@ -141,6 +140,14 @@ _COLUMNS = tuple(one.name for one in fields(Candidates) if not one.name.startswi
 def _over_chunks(values: Floats) -> Floats:
     total: Floats = values[..., 0] if values.shape[-1] == 1 else values.sum(axis=-1)
     return total
+
+
+def distinct_values(values: Ints) -> tuple[Ints, Ints]:
+    """Return the rank of each value among the distinct ones, and where each of these stands first."""
+    which, count = _ranks(values)
+    first = np.empty(count, dtype=np.int64)
+    first[which[::-1]] = np.arange(len(values))[::-1]
+    return which, first
 
 
 def _ranks(values: Ints | Flags) -> tuple[Ints, int]:

@@ -10,8 +10,9 @@ Left out, because something else in the list is at least as good on every count:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate, product
 from math import gcd
 
@@ -20,15 +21,20 @@ import numpy as np
 from arena.domain.allocation import GpuGroup
 from arena.domain.capability import REFUSALS, Feature, tensor_parallel_dimensions
 from arena.domain.divisors import divisors, format_set
-from arena.domain.job import ModelFamily, ParallelLimits, TrainSpec
-from arena.domain.parallel import ParallelPlan, Schedule, even_split
-from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Ints, chunk_units, micro_batch_count
+from arena.domain.job import ModelFamily, ModelSpec, ParallelLimits, TrainSpec
+from arena.domain.parallel import ParallelPlan, Replica, Schedule, Stage, even_split
+from arena.planner.candidates import (
+    RECOMPUTE_MODES,
+    Candidates,
+    Ints,
+    chunk_units,
+    distinct_values,
+    micro_batch_count,
+)
 
 _SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
-_COLUMNS = (
-    *("dp", "tp", "pp", "micro_batch_size", "zero", "schedule", "virtual_stage_count", "recompute"),
-    *("sequence_parallel", "expert_parallel"),
-)
+_BASE = ("dp", "tp", "pp", "schedule", "virtual_stage_count", "split", "micro_batch_size")
+_OPTIONS = ("zero", "recompute", "sequence_parallel", "expert_parallel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +52,19 @@ class Layouts:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    def column(self, name: str) -> Ints:
+        """Return a number of each plan."""
+        return self.numbers[:, (*_BASE, *_OPTIONS).index(name)]
+
+    def take(self, rows: Ints) -> Layouts:
+        """Return some of the layouts."""
+        return Layouts(numbers=self.numbers[rows], train=self.train)
+
     def plan(self, index: int) -> ParallelPlan:
         """Return one of the plans."""
-        row: Mapping[str, int] = dict(zip(_COLUMNS, self.numbers[index].tolist(), strict=True))
-        return ParallelPlan.uniform(
-            layer_count=self.train.model.layers,
-            dp=row["dp"],
-            tp=row["tp"],
-            pp=row["pp"],
+        row: Mapping[str, int] = dict(zip((*_BASE, *_OPTIONS), self.numbers[index].tolist(), strict=True))
+        return ParallelPlan(
+            stages=_stages(_split(self.train.model, row["pp"], row["split"]), row["dp"], row["tp"]),
             micro_batch_size=row["micro_batch_size"],
             schedule=_SCHEDULES[row["schedule"]],
             virtual_stage_count=row["virtual_stage_count"],
@@ -65,10 +76,10 @@ class Layouts:
 
     def candidates(self) -> Candidates:
         """Return all of them as arrays."""
-        column = dict(zip(_COLUMNS, self.numbers.T, strict=True))
+        column = dict(zip((*_BASE, *_OPTIONS), np.ascontiguousarray(self.numbers.T), strict=True))
         dp, tp, pp, chunks = (column[name] for name in ("dp", "tp", "pp", "virtual_stage_count"))
         samples = -(-self.train.global_batch // dp)
-        cut, first, last = self._chunks(pp, chunks)
+        cut, first, last = self._chunks(pp, chunks, column["split"])
         return Candidates(
             dp=dp[:, None],
             tp=tp[:, None],
@@ -87,16 +98,29 @@ class Layouts:
             chunk_last=last,
         )
 
-    def _chunks(self, pp: Ints, chunks: Ints) -> tuple[Ints, Ints, Ints]:
+    def _chunks(self, pp: Ints, chunks: Ints, split: Ints) -> tuple[Ints, Ints, Ints]:
         """Return which way each layout splits the layers, and the units of each chunk of each way."""
-        turns_max = int(chunks.max())
-        codes, cut = np.unique(pp * (turns_max + 1) + chunks, return_inverse=True)
-        table = np.zeros((2, len(codes), int(pp.max()), turns_max), dtype=np.int64)
-        for index, code in enumerate(codes.tolist()):
-            depth, turns = divmod(code, turns_max + 1)
-            split = tuple(even_split(self.train.model.layers, depth))
-            table[:, index, :depth, :turns] = chunk_units(split, turns)
-        return cut.reshape(-1), table[0], table[1]
+        turns_max, depth_max, ways = int(chunks.max()), int(pp.max()), int(split.max()) + 1
+        cut, first = distinct_values((chunks * (depth_max + 1) + pp) * ways + split)
+        table = np.zeros((2, len(first), depth_max, turns_max), dtype=np.int64)
+        for index, row in enumerate(first.tolist()):
+            depth, turns = int(pp[row]), int(chunks[row])
+            layers = _split(self.train.model, depth, int(split[row]))
+            table[:, index, :depth, :turns] = chunk_units(layers, turns)
+        return cut, table[0], table[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutTable:
+    """Layouts of several groups; groups that allow the same ones share them.
+
+    Args:
+        layouts: Of all of them.
+        ranges: First row and the one behind the last, for each group.
+    """
+
+    layouts: Layouts
+    ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +132,32 @@ class LayoutSpace:
 
     def layouts(self, group: GpuGroup) -> Layouts:
         """Return the layouts of a group, shallow pipelines first."""
-        degrees = sorted(self._degrees(group), key=lambda one: one[2])
-        rows = [row for one in degrees for row in self._rows(*one)]
-        numbers = np.array(rows, dtype=np.int64).reshape(-1, len(_COLUMNS))
-        return Layouts(numbers=numbers, train=self.train)
+        return self.table([group]).layouts
+
+    def table(self, groups: Sequence[GpuGroup]) -> LayoutTable:
+        """Return the layouts of some groups, those of each with shallow pipelines first."""
+        rows: list[tuple[int, ...]] = []
+        kinds: list[int] = []
+        options = _Options()
+        of_degrees: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        spans: dict[tuple[int, ...], tuple[int, int]] = {}
+        keys = [(group.gpu_count, *self._tensor_parallel_degrees(group)) for group in groups]
+        for key in keys:
+            if key in spans:
+                continue
+            start = len(rows)
+            for dp, tp, pp in sorted(self._degrees(key[0], key[1:]), key=lambda one: one[2]):
+                if (dp, pp) not in of_degrees:
+                    of_degrees[dp, pp] = list(self._schedules(dp, pp))
+                found = of_degrees[dp, pp]
+                rows += [(dp, tp, pp, *rest) for rest in found]
+                kinds += [options.kind(self._options(dp, tp))] * len(found)
+            spans[key] = start, len(rows)
+        numbers, starts = options.spread(np.array(rows, dtype=np.int64).reshape(-1, len(_BASE)), kinds)
+        return LayoutTable(
+            layouts=Layouts(numbers=numbers, train=self.train),
+            ranges=tuple((int(starts[spans[key][0]]), int(starts[spans[key][1]])) for key in keys),
+        )
 
     def bounds(self, group: GpuGroup) -> Iterator[str]:
         """Yield what keeps some dp x tp x pp = count out, each with the values that would do."""
@@ -128,9 +174,9 @@ class LayoutSpace:
         yield f"global batch = {batch}: dp at most {min(batch, self.limits.dp_max or batch)}"
         yield f"layers = {model.layers}: pp at most {min(model.layers, self.limits.pp_max or model.layers)}"
 
-    def _degrees(self, group: GpuGroup) -> Iterator[tuple[int, int, int]]:
-        count, layers, batch = group.gpu_count, self.train.model.layers, self.train.global_batch
-        for tp in self._tensor_parallel_degrees(group):
+    def _degrees(self, count: int, tensor_degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        layers, batch = self.train.model.layers, self.train.global_batch
+        for tp in tensor_degrees:
             for pp in divisors(count // tp):
                 dp = count // (tp * pp)
                 if pp <= min(self.limits.pp_max or pp, layers) and dp <= min(self.limits.dp_max or dp, batch):
@@ -139,38 +185,28 @@ class LayoutSpace:
     def _tensor_parallel_degrees(self, group: GpuGroup) -> list[int]:
         """Divisors of the count that divide the model's widths and never straddle two nodes."""
         edges = list(accumulate(count for part in group.parts for count in part.node_counts))
-        sizes = tensor_parallel_dimensions(self.train.model).values()
-        return [
-            tp
-            for tp in divisors(group.gpu_count)
-            if tp <= (self.limits.tp_max or tp)
-            and all(edge % tp == 0 for edge in edges)
-            and all(size % tp == 0 for size in sizes)
-        ]
+        common = gcd(*edges, *tensor_parallel_dimensions(self.train.model).values())
+        return [tp for tp in divisors(common) if tp <= (self.limits.tp_max or tp)]
 
-    def _rows(self, dp: int, tp: int, pp: int) -> Iterator[tuple[int, ...]]:
-        """Yield the layouts with some degrees: all combinations of the rest."""
+    def _options(self, dp: int, tp: int) -> tuple[tuple[int, ...], ...]:
+        """Return what can be combined with degrees and micro-batches: the values of each of ``_OPTIONS``."""
         recompute = (0, 2) if self.train.model.family is ModelFamily.WIDE_RESNET else (0, 1, 2)
-        for schedule, chunks, sizes in self._schedules(dp, pp):
-            yield from product(
-                *((dp,), (tp,), (pp,), sizes, self._zero_stages(dp), (_SCHEDULES.index(schedule),), (chunks,)),
-                *(recompute, self._sequence_parallel(tp), self._expert_degrees(dp)),
-            )
+        return self._zero_stages(dp), recompute, self._sequence_parallel(tp), self._expert_degrees(dp)
 
-    def _schedules(self, dp: int, pp: int) -> Iterator[tuple[Schedule, int, list[int]]]:
-        """Yield schedule, chunks per rank, and micro-batch sizes; without a pipeline schedules are all the same."""
+    def _schedules(self, dp: int, pp: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield schedule, chunks per rank, split and micro-batch size; without a pipeline schedules are alike."""
         sizes = self._micro_batch_sizes(dp, pp)
         if pp == 1:
-            yield Schedule.ONE_F_ONE_B, 1, sizes
+            yield from ((0, 1, _EVEN, size) for size in sizes)
             return
         layers, batch = self.train.model.layers, self.train.global_batch
         for name in sorted(set(self.limits.schedules)) or ["1f1b"]:
+            schedule = _SCHEDULES.index(Schedule(name))
             if name != "interleaved":
-                yield Schedule(name), 1, sizes
+                yield from ((schedule, 1, _EVEN, size) for size in sizes)
             elif layers % (2 * pp) == 0:
                 whole = [size for size in sizes if micro_batch_count(batch, dp, size) % pp == 0]
-                if whole:
-                    yield Schedule.INTERLEAVED, 2, whole
+                yield from ((schedule, 2, _EVEN, size) for size in whole)
 
     def _micro_batch_sizes(self, dp: int, pp: int) -> list[int]:
         """Divisors of a replica's samples that leave a micro-batch for each stage, or single samples."""
@@ -187,8 +223,46 @@ class LayoutSpace:
         is_offered = tp > 1 and Feature.SEQUENCE_PARALLEL not in REFUSALS[model.family]
         return (0, 1) if is_offered and model.sequence_length % tp == 0 else (0,)
 
-    def _expert_degrees(self, dp: int) -> list[int]:
+    def _expert_degrees(self, dp: int) -> tuple[int, ...]:
         model = self.train.model
         if Feature.EXPERT_PARALLEL in REFUSALS[model.family]:
-            return [1]
-        return divisors(gcd(dp, model.expert_count or 1))
+            return (1,)
+        return tuple(divisors(gcd(dp, model.expert_count or 1)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """Distinct sets of options that rows of a table can be combined with."""
+
+    kinds: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+
+    def kind(self, values: tuple[tuple[int, ...], ...]) -> int:
+        """Return the number of a set of options."""
+        return self.kinds.setdefault(values, len(self.kinds))
+
+    def spread(self, rows: Ints, kinds: Sequence[int]) -> tuple[Ints, Ints]:
+        """Return each row with each of its options, and where those of each row begin (and the last ones end)."""
+        tables = [list(product(*values)) for values in self.kinds]
+        flat = np.array([one for table in tables for one in table], dtype=np.int64).reshape(-1, len(_OPTIONS))
+        sizes = np.array([len(table) for table in tables], dtype=np.int64)
+        offsets = np.cumsum(sizes) - sizes
+        kind = np.array(kinds, dtype=np.int64)
+        starts = np.concatenate(([0], np.cumsum(sizes[kind])))
+        row = np.repeat(np.arange(len(rows)), sizes[kind])
+        option = offsets[kind][row] + np.arange(len(row)) - starts[row]
+        return np.concatenate((rows[row], flat[option]), axis=1), starts
+
+
+_EVEN = 0
+"""Number of the way to split layers that ``even_split`` is."""
+
+
+def _split(model: ModelSpec, pp: int, way: int) -> tuple[int, ...]:
+    """Return the layers of each stage."""
+    return tuple(even_split(model.layers, pp))
+
+
+@lru_cache(maxsize=4096)
+def _stages(layer_counts: tuple[int, ...], dp: int, tp: int) -> tuple[Stage, ...]:
+    replicas = (Replica(tp=tp),) * dp
+    return tuple(Stage(layer_count=count, replicas=replicas) for count in layer_counts)

@@ -20,6 +20,7 @@ A tensor counts as long as somebody needs it; allocators keep more (see ``USABLE
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +94,11 @@ def operators_of(gpu_type: GpuType, implementation: Implementation = WORKER) -> 
         stores_scores=implementation.attention is Attention.STORED,
         drops_weights=implementation.drops_weights,
     )
+
+
+def memory_kind(gpu_type: GpuType) -> Hashable:
+    """Return what memory depends on of a GPU type: it is the same on types that are alike in this."""
+    return operators_of(gpu_type), gpu_type.name == "cpu"
 
 
 def memory_of_plan(

@@ -1,10 +1,9 @@
-"""The best uniform plan of a group, with the Pareto set of time against memory. Pure: no I/O, no clock."""
+"""The best uniform plans of groups, with the Pareto sets of time against memory. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,16 +12,30 @@ from arena.domain.capability import job_refusals, unsupported
 from arena.domain.cluster import GpuType
 from arena.domain.grid import PARETO_PLANS_MAX, Cell, Estimate, PlanEstimate
 from arena.domain.job import ParallelLimits, TrainSpec
-from arena.domain.parallel import ParallelPlan, Recompute, parse_plan
+from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.planner.candidates import Candidates, candidate_of
+from arena.planner.bulk import Batch, Priced, batches_of, peaks_bytes, priced
+from arena.planner.candidates import Floats, Ints, candidate_of
 from arena.planner.cost import Estimates, evaluate
-from arena.planner.layouts import LayoutSpace
-from arena.planner.memory import USABLE_SHARE
+from arena.planner.layouts import Layouts, LayoutSpace, LayoutTable
+from arena.planner.memory import USABLE_SHARE, memory_kind
 from arena.units import GIB
 
 NEAR_TIE_SHARE = 0.03
 """Plans within so much of the fastest count as equally fast (the model errs by more); the simplest of them wins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many plans a search looked at: one layout on one group is one plan.
+
+    Args:
+        judged: Plans whose memory was compared with the GPU's.
+        timed: Those that fit, and were timed.
+    """
+
+    judged: int = 0
+    timed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +47,19 @@ class Search:
 
     def best_cell(self, gpu_type: GpuType, group: GpuGroup) -> Cell | Reason:
         """Return a group's best plan with its Pareto set, or why it has none."""
+        return self.cells([(gpu_type, group)])[0][0]
+
+    def cells(self, wanted: Sequence[tuple[GpuType, GpuGroup]]) -> tuple[list[Cell | Reason], Counts]:
+        """Return for each group its best plan with its Pareto set, or why it has none.
+
+        Groups are searched together: what is the same on several of them is computed once.
+        """
         refusal = next(job_refusals(self.train), None)
         if refusal is not None:
-            return reason(ReasonCode.UNSUPPORTED, detail=refusal)
+            return [reason(ReasonCode.UNSUPPORTED, detail=refusal)] * len(wanted), Counts()
         if self.limits.plan is not None:
-            plan = self.pinned_plan()
-            refusal = self._refusal(plan, group)
-            if refusal is not None:
-                return reason(ReasonCode.DIVISIBILITY, detail=f"plan '{self.limits.plan}': {refusal}")
-            return self._priced(gpu_type, group, candidate_of(plan, self.train.global_batch), lambda _: plan)
-        space = LayoutSpace(train=self.train, limits=self.limits)
-        layouts = space.layouts(group)
-        if not len(layouts):
-            return reason(ReasonCode.DIVISIBILITY, detail=f"{group}: {'; '.join(space.bounds(group))}")
-        return self._priced(gpu_type, group, layouts.candidates(), layouts.plan)
+            return [self._pinned_cell(gpu_type, group) for gpu_type, group in wanted], Counts()
+        return _Table.of(self, wanted).cells()
 
     def pinned_plan(self) -> ParallelPlan:
         """Return the plan the user pinned.
@@ -57,32 +69,16 @@ class Search:
         """
         return parse_plan(self.limits.plan or "", layer_count=self.train.model.layers)
 
-    def _priced(
-        self, gpu_type: GpuType, group: GpuGroup, candidates: Candidates, plan_of: Callable[[int], ParallelPlan]
-    ) -> Cell | Reason:
-        """Price all candidates at once and make plans of the few that matter."""
-        estimates = evaluate(self.train, gpu_type, group, candidates)
-        limit_bytes = USABLE_SHARE * gpu_type.memory_bytes
-        peaks = estimates.memory_bytes_by_stage.max(axis=1)
-        order = np.argsort(estimates.iter_time_s, kind="stable")
-        fitting = [int(index) for index in order[peaks[order] <= limit_bytes]]
-        if not fitting:
-            return _too_big(estimates, limit_bytes)
-        made = lru_cache(maxsize=None)(plan_of)
-        supported = lru_cache(maxsize=None)(lambda index: unsupported(self.train, made(index)) is None)
-        fastest = next((index for index in fitting if supported(index)), None)
-        if fastest is None:
-            refusal = unsupported(self.train, made(fitting[0]))
-            return reason(ReasonCode.UNSUPPORTED, detail=str(refusal))
-        near_s = (1.0 + NEAR_TIE_SHARE) * float(estimates.iter_time_s[fastest])
-        near = [index for index in fitting if estimates.iter_time_s[index] <= near_s and supported(index)]
-        best = min(near, key=lambda index: _simplicity(made(index)))
-        others = [index for index in _frontier(fitting, peaks.tolist(), supported) if index != best]
-        return Cell(
-            group=group,
-            best=_plan_estimate(made(best), estimates, best),
-            others=tuple(_plan_estimate(made(index), estimates, index) for index in others[:PARETO_PLANS_MAX]),
-        )
+    def _pinned_cell(self, gpu_type: GpuType, group: GpuGroup) -> Cell | Reason:
+        plan = self.pinned_plan()
+        refusal = self._refusal(plan, group)
+        if refusal is not None:
+            return reason(ReasonCode.DIVISIBILITY, detail=f"plan '{self.limits.plan}': {refusal}")
+        estimates = evaluate(self.train, gpu_type, group, candidate_of(plan, self.train.global_batch))
+        by_stage = estimates.memory_bytes_by_stage[0]
+        if by_stage.max() > USABLE_SHARE * gpu_type.memory_bytes:
+            return _too_big(by_stage, gpu_type)
+        return Cell(group=group, best=next(_plan_estimates(estimates, [plan])))
 
     def _refusal(self, plan: ParallelPlan, group: GpuGroup) -> str | None:
         """Return why a pinned plan cannot run on a group."""
@@ -95,42 +91,145 @@ class Search:
         return refusal
 
 
-def _simplicity(plan: ParallelPlan) -> tuple[bool, int]:
-    """Order equally fast plans: without recomputation, then with the least sharding; then the faster (stable)."""
-    return plan.recompute is not Recompute.NONE, plan.zero
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Groups with all layouts they allow."""
+
+    search: Search
+    wanted: Sequence[tuple[GpuType, GpuGroup]]
+    table: LayoutTable
+    batches: tuple[Batch, ...]
+    plans: dict[int, ParallelPlan] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, search: Search, wanted: Sequence[tuple[GpuType, GpuGroup]]) -> _Table:
+        space = LayoutSpace(train=search.train, limits=search.limits)
+        table = space.table([group for _, group in wanted])
+        return cls(search=search, wanted=wanted, table=table, batches=batches_of(table.layouts))
+
+    @property
+    def layouts(self) -> Layouts:
+        return self.table.layouts
+
+    def cells(self) -> tuple[list[Cell | Reason], Counts]:
+        found: dict[int, Cell | Reason] = {}
+        peaks_by_kind: dict[object, Floats] = {}
+        timed = 0
+        for gpu_type, members in self._by_type():
+            kind = memory_kind(gpu_type)
+            if kind not in peaks_by_kind:
+                peaks_by_kind[kind] = peaks_bytes(self.search.train, gpu_type, self.batches)
+            peaks = peaks_by_kind[kind]
+            times = self._priced(gpu_type, members, peaks)
+            timed += len(times.row)
+            found |= self._cells_of(gpu_type, members, peaks, times)
+        judged = sum(end - start for start, end in self.table.ranges)
+        return [found[index] for index in range(len(self.wanted))], Counts(judged=judged, timed=timed)
+
+    def _by_type(self) -> Iterator[tuple[GpuType, list[int]]]:
+        """Yield each GPU type with the positions of its groups."""
+        by_name: dict[str, list[int]] = {}
+        for index, (gpu_type, _) in enumerate(self.wanted):
+            by_name.setdefault(gpu_type.name, []).append(index)
+        for members in by_name.values():
+            yield self.wanted[members[0]][0], members
+
+    def _priced(self, gpu_type: GpuType, members: Sequence[int], peaks: Floats) -> Priced:
+        groups = [(self.wanted[index][1], self.table.ranges[index]) for index in members]
+        fits = peaks <= USABLE_SHARE * gpu_type.memory_bytes
+        return priced(self.search.train, gpu_type, groups, self.batches, fits)
+
+    def _cells_of(
+        self, gpu_type: GpuType, members: Sequence[int], peaks: Floats, times: Priced
+    ) -> Mapping[int, Cell | Reason]:
+        """Return the cells of the groups of one type, by position."""
+        ends = np.searchsorted(times.group, np.arange(len(members) + 1))
+        chosen = [
+            _chosen(self.layouts, times.row[start:end], times.iter_time_s[start:end], peaks)
+            for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+        ]
+        rows = np.concatenate(chosen)
+        group = np.repeat(np.arange(len(members)), [len(some) for some in chosen])
+        estimates = iter(self._plan_estimates(gpu_type, members, rows, group)) if len(rows) else iter(())
+        cells: dict[int, Cell | Reason] = {}
+        for index, some in zip(members, chosen, strict=True):
+            if len(some):
+                best, *others = (next(estimates) for _ in range(len(some)))
+                cells[index] = Cell(group=self.wanted[index][1], best=best, others=tuple(others))
+            else:
+                cells[index] = self._infeasible(index, peaks)
+        return cells
+
+    def _plan_estimates(
+        self, gpu_type: GpuType, members: Sequence[int], rows: Ints, group: Ints
+    ) -> Iterator[PlanEstimate]:
+        everyone = self.layouts.take(rows).candidates()
+        candidates = everyone.take(np.arange(len(rows)), group=group)
+        groups = tuple(self.wanted[index][1] for index in members)
+        estimates = evaluate(self.search.train, gpu_type, groups, candidates)
+        return _plan_estimates(estimates, [self._plan(row) for row in rows.tolist()])
+
+    def _plan(self, row: int) -> ParallelPlan:
+        if row not in self.plans:
+            self.plans[row] = self.layouts.plan(row)
+        return self.plans[row]
+
+    def _infeasible(self, index: int, peaks: Floats) -> Reason:
+        gpu_type, group = self.wanted[index]
+        start, end = self.table.ranges[index]
+        if start == end:
+            space = LayoutSpace(train=self.search.train, limits=self.search.limits)
+            return reason(ReasonCode.DIVISIBILITY, detail=f"{group}: {'; '.join(space.bounds(group))}")
+        leanest = start + int(peaks[start:end].argmin())
+        candidates = self.layouts.take(np.array([leanest])).candidates()
+        estimates = evaluate(self.search.train, gpu_type, group, candidates)
+        return _too_big(estimates.memory_bytes_by_stage[0], gpu_type)
 
 
-def _frontier(fitting: list[int], peaks: list[float], supported: Callable[[int], bool]) -> Iterator[int]:
-    """Yield the fastest, then each that needs less memory than all faster ones."""
-    least = float("inf")
-    for index in fitting:
-        if peaks[index] < least and supported(index):
-            least = peaks[index]
-            yield index
+def _chosen(layouts: Layouts, rows: Ints, seconds: Floats, peaks: Floats) -> Ints:
+    """Return the layouts of a group that matter: the best, then the fastest and all that need less memory than it.
+
+    Of equally fast plans the simplest is the best: without recomputation, then with the least sharding.
+    """
+    if not len(rows):
+        return rows
+    order = np.argsort(seconds, kind="stable")
+    rows, seconds = rows[order], seconds[order]
+    near = rows[: int(np.searchsorted(seconds, (1.0 + NEAR_TIE_SHARE) * seconds[0], side="right"))]
+    some = layouts.take(near)
+    best = int((4 * (some.column("recompute") > 0) + some.column("zero")).argmin())
+    least = np.minimum.accumulate(peaks[rows])
+    is_front = np.concatenate(([True], least[1:] < least[:-1]))
+    is_front[best] = False
+    others: Ints = rows[is_front][:PARETO_PLANS_MAX]
+    return np.concatenate((rows[best : best + 1], others))
 
 
-def _too_big(estimates: Estimates, limit_bytes: float) -> Reason:
-    """Tell by how much the plan with the least memory misses."""
-    by_stage = estimates.memory_bytes_by_stage
-    leanest = int(by_stage.max(axis=1).argmin())
-    stage = int(by_stage[leanest].argmax())
+def _too_big(by_stage: Floats, gpu_type: GpuType) -> Reason:
+    """Tell by how much a plan misses."""
+    stage = int(by_stage.argmax())
     return reason(
         ReasonCode.MEMORY,
-        needed_gib=float(by_stage[leanest, stage]) / GIB,
+        needed_gib=float(by_stage[stage]) / GIB,
         stage=stage,
-        capacity_gib=limit_bytes / GIB,
+        capacity_gib=USABLE_SHARE * gpu_type.memory_bytes / GIB,
     )
 
 
-def _plan_estimate(plan: ParallelPlan, estimates: Estimates, index: int) -> PlanEstimate:
-    memory = estimates.memory_bytes_by_stage[index]
-    return PlanEstimate(
-        plan=plan,
-        estimate=Estimate(
-            iter_time_s=float(estimates.iter_time_s[index]),
-            memory_bytes_by_stage=tuple(int(size) for size in memory[: plan.pp]),
-            breakdown_s={name: float(part[index]) for name, part in sorted(estimates.breakdown_s.items())},
-            relative_error=float(estimates.relative_error[index]),
-            usd_per_step=float(estimates.usd_per_step[index]),
-        ),
-    )
+def _plan_estimates(estimates: Estimates, plans: Sequence[ParallelPlan]) -> Iterator[PlanEstimate]:
+    names = sorted(estimates.breakdown_s)
+    parts = np.stack([estimates.breakdown_s[name] for name in names], axis=1).tolist()
+    memory = estimates.memory_bytes_by_stage.astype(np.int64).tolist()
+    columns = np.stack((estimates.iter_time_s, estimates.relative_error, estimates.usd_per_step), axis=1).tolist()
+    for index, plan in enumerate(plans):
+        iter_time_s, relative_error, usd_per_step = columns[index]
+        yield PlanEstimate(
+            plan=plan,
+            estimate=Estimate(
+                iter_time_s=iter_time_s,
+                memory_bytes_by_stage=tuple(memory[index][: plan.pp]),
+                breakdown_s=dict(zip(names, parts[index], strict=True)),
+                relative_error=relative_error,
+                usd_per_step=usd_per_step,
+            ),
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from arena.domain.allocation import GpuGroup
@@ -12,7 +12,7 @@ from arena.domain.job import JobSpec
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
-from arena.planner.search import Search
+from arena.planner.search import Counts, Search
 
 PLANNER_VERSION = "calibrated-1"
 
@@ -35,20 +35,25 @@ class PlannerGridSource:
         Raises:
             SpecError: The job pins a plan that cannot be read.
         """
-        cells: list[Cell] = []
-        infeasible: list[InfeasibleGroup] = []
+        return self.counted_grid(spec, shape)[0]
+
+    def counted_grid(self, spec: JobSpec, shape: ClusterShape) -> tuple[Grid, Counts]:
+        """Return the job's grid, and how many plans were looked at for it.
+
+        Raises:
+            SpecError: The job pins a plan that cannot be read.
+        """
         search = self._search(spec)
-        for group in self._groups(spec, shape, search):
-            found = self._cell(spec, search, group)
-            if isinstance(found, Reason):
-                infeasible.append(InfeasibleGroup(group=group, reason=found))
-            else:
-                cells.append(found)
+        groups = list(self._groups(spec, shape, search))
+        found, counts = self._cells(search, groups)
+        pairs = list(zip(groups, found, strict=True))
+        cells = [cell for cell in found if isinstance(cell, Cell)]
+        infeasible = [InfeasibleGroup(group=group, reason=one) for group, one in pairs if isinstance(one, Reason)]
         if not cells and not infeasible:
             infeasible.extend(_nowhere(spec, shape, _count_min(spec, search)))
         cells.sort(key=_cell_order)
         infeasible.sort(key=lambda item: (item.group.gpu_count, item.group))
-        return Grid(cells=tuple(cells), infeasible=tuple(infeasible), source=self.version)
+        return Grid(cells=tuple(cells), infeasible=tuple(infeasible), source=self.version), counts
 
     def _search(self, spec: JobSpec) -> Search | None:
         if spec.train is None:
@@ -65,15 +70,23 @@ class PlannerGridSource:
             # A command is not told how its ranks are spread, so it is kept together.
             yield from groups_of(shape, gpu_type, counts, nodes_max=spec.gpus.nodes_max, spread=search is not None)
 
-    def _cell(self, spec: JobSpec, search: Search | None, group: GpuGroup) -> Cell | Reason:
+    def _cells(self, search: Search | None, groups: Sequence[GpuGroup]) -> tuple[list[Cell | Reason], Counts]:
         if search is None:
-            return Cell(group=group, best=PlanEstimate(plan=None, estimate=Estimate(iter_time_s=1.0)))
-        name = group.parts[0].gpu_type
-        gpu_type = self.gpu_types.get(name)
-        if gpu_type is None:
-            known = ", ".join(sorted(self.gpu_types))
-            return reason(ReasonCode.UNSUPPORTED, detail=f"GPU type {name} is not in the catalog ({known})")
-        return search.best_cell(gpu_type, group)
+            alike = PlanEstimate(plan=None, estimate=Estimate(iter_time_s=1.0))
+            return [Cell(group=group, best=alike) for group in groups], Counts()
+        wanted = [(self.gpu_types[name], group) for group in groups if (name := _name(group)) in self.gpu_types]
+        found, counts = search.cells(wanted)
+        searched = iter(found)
+        cells = [next(searched) if _name(group) in self.gpu_types else self._unknown(group) for group in groups]
+        return cells, counts
+
+    def _unknown(self, group: GpuGroup) -> Reason:
+        known = ", ".join(sorted(self.gpu_types))
+        return reason(ReasonCode.UNSUPPORTED, detail=f"GPU type {_name(group)} is not in the catalog ({known})")
+
+
+def _name(group: GpuGroup) -> str:
+    return group.parts[0].gpu_type
 
 
 def _cell_order(cell: Cell) -> tuple[int, float, int, GpuGroup]:
