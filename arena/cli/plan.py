@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class _Asked:
     train: TrainSpec
     cluster: Cluster
     goal: Goal
+    beyond_worker: bool
 
     @property
     def work(self) -> Work:
@@ -79,6 +80,7 @@ class _Asked:
 @click.option("--png", metavar="FILE", help="Draw GPU types by GPU counts (needs matplotlib).")
 @click.option("--all", "shows_all", is_flag=True, help="Every node shape, not only the best of each type and count.")
 @click.option("--details", is_flag=True, help="Time breakdown and memory by stage of every group, not of the best.")
+@click.option("--also-unsupported", is_flag=True, help="Also models and precisions that Arena's worker does not train.")
 @click.option("--set", "overrides", metavar="FIELD=VALUE", multiple=True, help="Replace a field of the job.")
 def plan(app: App, job: str, **options: Any) -> int | None:
     """Show the best plan of a job on each group of a cluster; no scheduler is needed.
@@ -110,13 +112,15 @@ def _asked(job: str, options: dict[str, Any]) -> _Asked:
         )
     file = options["cluster_file"]
     cluster = parse_cluster(read_text(file, command="plan"), source=file)
-    asked = _Asked(spec=spec, train=spec.train, cluster=cluster, goal=Goal(options["objective"]))
-    return _Asked(
-        spec=spec.model_copy(update={"gpus": spec.gpus.model_copy(update=_limits(asked, options))}),
-        train=asked.train,
+    asked = _Asked(
+        spec=spec,
+        train=spec.train,
         cluster=cluster,
-        goal=asked.goal,
+        goal=Goal(options["objective"]),
+        beyond_worker=options["also_unsupported"],
     )
+    limits = spec.gpus.model_copy(update=_limits(asked, options))
+    return replace(asked, spec=spec.model_copy(update={"gpus": limits}))
 
 
 def _limits(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +150,7 @@ def _explain(app: App, asked: _Asked, text: str) -> int | None:
         asked.train,
         shape=asked.cluster.shape,
         gpu_types=asked.cluster.gpu_types,
+        beyond_worker=asked.beyond_worker,
     )
     if app.out.json_mode:
         app.out.document(job=asked.spec.name, **_work_fields(asked.work), **_explanation_fields(found))
@@ -181,7 +186,7 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
 
 def _grid(asked: _Asked, *, shows_progress: bool) -> Grid:
     """Return the grid of each GPU type, put together; each type says why if it has no group at all."""
-    source = PlannerGridSource(gpu_types=asked.cluster.gpu_types)
+    source = PlannerGridSource(gpu_types=asked.cluster.gpu_types, beyond_worker=asked.beyond_worker)
     types = sorted(asked.spec.gpus.types or asked.cluster.shape.gpu_count_by_type)
     grids = []
     for gpu_type in with_progress(types, _error_console()) if shows_progress else types:

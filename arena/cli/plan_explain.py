@@ -90,12 +90,19 @@ def read_plan(text: str, train: TrainSpec) -> ParallelPlan:
 
 
 def explain(
-    plan: ParallelPlan, spec: JobSpec, train: TrainSpec, *, shape: ClusterShape, gpu_types: Mapping[str, GpuType]
+    plan: ParallelPlan,
+    spec: JobSpec,
+    train: TrainSpec,
+    *,
+    shape: ClusterShape,
+    gpu_types: Mapping[str, GpuType],
+    beyond_worker: bool = False,
 ) -> Explanation:
-    """Return what a plan does on every group of its size."""
-    general = tuple(refusals(train, plan))
+    """Return what a plan does on every group of its size (``beyond_worker``: whether or not the worker runs it)."""
+    general = tuple(refusals(train, plan, beyond_worker=beyond_worker))
+    search = Search(train=train, limits=spec.parallel.model_copy(update={"plan": None}), beyond_worker=beyond_worker)
     groups = tuple(
-        _on_group(plan, spec, train, group=group, gpu_type=gpu_types[group.parts[0].gpu_type], general=general)
+        _on_group(plan, search, group=group, gpu_type=gpu_types[group.parts[0].gpu_type], general=general)
         for group in _groups(plan, spec, shape)
     )
     return Explanation(plan=plan, refusals=(*general, *_size_refusals(plan, spec, shape, groups)), groups=groups)
@@ -128,17 +135,12 @@ def _size_refusals(
 
 
 def _on_group(
-    plan: ParallelPlan,
-    spec: JobSpec,
-    train: TrainSpec,
-    *,
-    group: GpuGroup,
-    gpu_type: GpuType,
-    general: tuple[str, ...],
+    plan: ParallelPlan, search: Search, *, group: GpuGroup, gpu_type: GpuType, general: tuple[str, ...]
 ) -> PlanOnGroup:
+    train = search.train
     work, usable = Work.of(train), usable_bytes(gpu_type)
     told = (*general, *_placement_refusals(plan, group))
-    found = Search(train=train, limits=spec.parallel.model_copy(update={"plan": None})).best_cell(gpu_type, group)
+    found = search.best_cell(gpu_type, group)
     estimate = None if told else estimate_of(plan, train, gpu_type, group)
     stages = () if told else stage_memory(plan, train, gpu_type)
     return PlanOnGroup(

@@ -16,7 +16,7 @@ from arena.cli.wait import wait_and_tell
 from arena.domain.job import JobSpec
 from arena.domain.specfile import parse_spec, spec_from_fields
 from arena.domain.yamltree import SIZE_BYTES_MAX
-from arena.errors import UserError
+from arena.errors import SpecError, UserError
 
 # Of this shell alone, or ours: a job on another machine must not inherit them.
 _SHELL_VARIABLES = {"_", "PWD", "OLDPWD", "SHLVL"}
@@ -89,14 +89,14 @@ def _as_yaml(text: str) -> str:
 def spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
     """Return the job of a file (``-`` for standard input) with fields replaced."""
     if name == _STDIN:
-        text, source, base_dir = sys.stdin.read(), "standard input", Path.cwd()
+        text, source, base_dir = sys.stdin.read(SIZE_BYTES_MAX + 1), "standard input", Path.cwd()
     else:
         text, source, base_dir = read_text(name), name, Path(name).absolute().parent
     spec = parse_spec(
         text,
         source=source,
         base_dir=str(base_dir),
-        read_text=lambda path: Path(path).read_text(encoding="utf-8"),
+        read_text=_read_config,
         overrides=overrides,
     )
     if spec.command is not None and spec.command.cwd is None:
@@ -106,18 +106,26 @@ def spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
 
 def read_text(name: str, *, command: str = "submit") -> str:
     """Return what a specification's file holds; it is refused where it is too large or no text."""
-    path = Path(name)
     try:
-        with path.open("rb") as file:
-            data = file.read(SIZE_BYTES_MAX + 1)
+        return _start_of(name).decode("utf-8")
     except OSError as error:
         raise UserError(f"cannot read {name}", why=str(error.strerror), fix=f"see `arena {command} --help`") from error
-    if len(data) > SIZE_BYTES_MAX:
-        raise UserError(f"{name} is larger than {SIZE_BYTES_MAX // 1024} KiB", why="a specification is small")
-    try:
-        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is no UTF-8 text", why=f"byte {error.start}: {error.reason}") from error
+
+
+def _read_config(path: str) -> str:
+    """Return the text of a config.json."""
+    return _start_of(path).decode("utf-8")
+
+
+def _start_of(name: str) -> bytes:
+    """Return what a file holds, without reading on where it has no end."""
+    with Path(name).open("rb") as file:
+        data = file.read(SIZE_BYTES_MAX + 1)
+    if len(data) > SIZE_BYTES_MAX:
+        raise SpecError(f"{name} is larger than {SIZE_BYTES_MAX // 1024} KiB", why="a specification is small")
+    return data
 
 
 def _spec_of_command(argv: tuple[str, ...], options: Mapping[str, Any], overrides: list[tuple[str, str]]) -> JobSpec:

@@ -1,7 +1,7 @@
 """What the worker runtime runs: one table of family x layout, each refusal with its reason. Pure: no I/O, no clock.
 
-The planner offers nothing that is refused here (unless it is asked to look beyond the worker) and the worker refuses the
-same at launch; tests train every family under every layout that the table allows.
+The planner offers nothing that is refused here (unless it is asked to look beyond the worker), and the worker refuses
+the same at launch; tests train every family under every layout that the table allows.
 """
 
 from __future__ import annotations

@@ -159,6 +159,9 @@ def _resolve_config(tree: Tree, base_dir: str, read_text: Callable[[str], str]) 
         raise SpecError(f"{place}: train.model.config: {error.what}", why=error.why, fix=error.fix) from error
     for key in fields:
         tree.values.setdefault((*_MODEL, key), place)
+    beside = model.get("variant")
+    if isinstance(beside, dict):
+        model["variant"] = {**fields.get("variant", {}), **beside}
     model.update({key: value for key, value in fields.items() if key not in model})
 
 

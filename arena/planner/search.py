@@ -40,10 +40,15 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is searched: a workload, and the user's bounds on its plan."""
+    """What is searched: a workload, and the user's bounds on its plan.
+
+    Args:
+        beyond_worker: Whether to offer what the worker does not run, as long as some program could.
+    """
 
     train: TrainSpec
     limits: ParallelLimits
+    beyond_worker: bool = False
 
     def best_cell(self, gpu_type: GpuType, group: GpuGroup) -> Cell | Reason:
         """Return a group's best plan with its Pareto set, or why it has none."""
@@ -54,7 +59,7 @@ class Search:
 
         Groups are searched together: what is the same on several of them is computed once.
         """
-        refusal = next(job_refusals(self.train), None)
+        refusal = next(job_refusals(self.train, beyond_worker=self.beyond_worker), None)
         if refusal is not None:
             return [reason(ReasonCode.UNSUPPORTED, detail=refusal)] * len(wanted), Counts()
         if self.limits.plan is not None:
@@ -85,7 +90,7 @@ class Search:
         counts = [count for part in group.parts for count in part.node_counts]
         if plan.gpu_count != group.gpu_count:
             return f"it is for {plan.gpu_count} GPUs, the group has {group.gpu_count}"
-        refusal = unsupported(self.train, plan)
+        refusal = unsupported(self.train, plan, beyond_worker=self.beyond_worker)
         if refusal is None and splits_tensor_parallel_group(plan, counts):
             return f"tp{max(plan.tensor_parallel_sizes)} would span nodes on {group}"
         return refusal

@@ -24,10 +24,12 @@ class PlannerGridSource:
     Args:
         version: Recorded with each grid.
         gpu_types: Hardware catalog.
+        beyond_worker: Whether to offer what the worker does not run as well.
     """
 
     version: str = PLANNER_VERSION
     gpu_types: Mapping[str, GpuType] = field(default_factory=catalog)
+    beyond_worker: bool = False
 
     def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
         """Return the job's grid on a cluster of this shape; pure and deterministic.
@@ -58,7 +60,7 @@ class PlannerGridSource:
     def _search(self, spec: JobSpec) -> Search | None:
         if spec.train is None:
             return None
-        return Search(train=spec.train, limits=spec.parallel)
+        return Search(train=spec.train, limits=spec.parallel, beyond_worker=self.beyond_worker)
 
     def _groups(self, spec: JobSpec, shape: ClusterShape, search: Search | None) -> Iterator[GpuGroup]:
         for gpu_type in _types(spec, shape):

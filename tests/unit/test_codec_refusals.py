@@ -7,8 +7,9 @@ from typing import get_args
 
 import pytest
 
-from arena.domain.job import DataSpec, OptimizerSpec, ScheduleSpec, TrainSpec
+from arena.domain.job import DataSpec, TrainSpec
 from arena.domain.launch import NodeId
+from arena.domain.optimizer import OptimizerSpec, ScheduleSpec
 from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import EntryKind, HistoryEntry
 from arena.errors import SpecError, UserError

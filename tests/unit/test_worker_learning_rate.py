@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from arena.domain.job import JobSpec, OptimizerSpec, ScheduleSpec
+from arena.domain.job import JobSpec
+from arena.domain.optimizer import OptimizerSpec, ScheduleSpec
 from arena_agent.worker.learning_rate import decay_steps, learning_rate
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from arena.domain.job import JobSpec, OptimizerSpec, ScheduleSpec
+from arena.domain.job import JobSpec
+from arena.domain.optimizer import OptimizerSpec, ScheduleSpec
 
 
 def learning_rate(optimizer: OptimizerSpec, *, step: int, decay_steps: int | None) -> float:

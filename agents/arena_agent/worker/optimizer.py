@@ -12,7 +12,7 @@ import torch
 import torch._dynamo  # torch's optimizers load it when first built; so a warm launcher has it before it forks
 from torch import Tensor
 
-from arena.domain.job import OptimizerSpec
+from arena.domain.optimizer import OptimizerSpec
 from arena_agent.worker.units import Run
 from arena_agent.worker.weights import initial_weight
 

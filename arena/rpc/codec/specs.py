@@ -15,13 +15,12 @@ from arena.domain.job import (
     GpuLimits,
     JobSpec,
     ModelSpec,
-    OptimizerSpec,
     ParallelLimits,
     RetrySpec,
-    ScheduleSpec,
     StopSpec,
     TrainSpec,
 )
+from arena.domain.optimizer import OptimizerSpec, ScheduleSpec
 from arena.domain.parallel import Schedule
 from arena.domain.variant import ModelVariant
 from arena.errors import SpecError

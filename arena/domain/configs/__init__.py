@@ -1,0 +1,1 @@
+"""Readers of Hugging Face ``config.json`` files, by the kind of model."""
