@@ -15,6 +15,7 @@ a plan, and c need not be whole, so the bound can be lower than the best plan.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from arena.planner.candidates import Flags, Floats, Ints
 from arena.planner.heterogeneous_sync import NODE_LEVELS
 from arena.planner.heterogeneous_tables import StageTable
+from arena.planner.pipeline import BACKWARD_SHARE
 
 _INTERVALS = 12
 _FINER = 6
@@ -31,18 +33,22 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Plans of so many stages whose first stages are of a class (see ``heterogeneous_sync``), done by a time.
+    """Plans of so many stages that are done by a time, by the class of their first and last stages.
 
     Args:
-        group: The class, by number.
+        group: The class of first stages, by number.
+        level: How many nodes stages span at least, by number.
         after_s: What follows first stages at the least, ``[k, l + 1]``.
+        ending_s: What follows last stages at the least, ``[k, l]``.
         least_s: No chain is done with a micro-batch and what follows before.
     """
 
     group: int
+    level: int
     pp: int
     time_s: float
     after_s: Floats
+    ending_s: Floats
     least_s: float
 
 
@@ -75,6 +81,7 @@ class Program:
     fits: list[Flags] = field(init=False)
     members: list[Ints] = field(init=False)
     crossing_s: Floats = field(init=False)
+    ending_s: Floats = field(init=False)
     least_sum_s: Floats = field(init=False)
     known: dict[tuple[int, int], Floats] = field(default_factory=dict)
 
@@ -102,17 +109,34 @@ class Program:
         inside = [np.flatnonzero(self.zone == zone) for zone in zones]
         ends_s = np.array([[table.detour_s[np.ix_(one, other)].min(axis=(0, 1)) for other in inside] for one in inside])
         self.crossing_s = ends_s + ends_s.transpose(1, 0, 2)
-        self.least_sum_s = self._least_s(None)
+        nothing = np.zeros((len(self.tp), layers + 1))
+        self.ending_s = table.after.last.min(axis=0)
+        self.least_sum_s = self._least_s(nothing, nothing[:, :-1])
 
     def _of_stages(self, values: Floats | Ints) -> Floats:
         """Return ``[k, l, l + 1]`` values of distinct stages only, ``[k, u]``; many stages of a model are alike."""
         found: Floats = values.reshape(len(values), -1)[:, self.distinct].astype(np.float64)
         return found
 
-    def _least_s(self, after: Floats | None) -> Floats:
-        """Return the least time of a micro-batch and what follows the first stage, by the number of stages."""
-        ahead = None if after is None else np.broadcast_to(after, (self.pp_max, *after.shape))[None]
-        return self._totals(self.time_s[None], ahead, np.ones(1))[:, 0]
+    def _least_s(self, after: Floats, ending: Floats) -> Floats:
+        """Return the least time of a micro-batch and of what follows the first and last stage, by number of stages."""
+        ahead, last = after[None, None], self._of_last(ending)[None]
+        first_s = self._totals(self.time_s[None], ahead, np.ones(1), last=np.where(np.isfinite(last), 0.0, np.inf))
+        share = 1.0 - BACKWARD_SHARE
+        times = np.where(np.isfinite(self.time_s), self.time_s, 0.0)
+        last_s = self._totals(
+            share * self.time_s[None],
+            np.where(np.isfinite(ahead), 0.0, np.inf),
+            np.full(1, share),
+            last=last + BACKWARD_SHARE * times[None],
+        )
+        return np.maximum(first_s, last_s)[:, 0]
+
+    def _of_last(self, ending: Floats) -> Floats:
+        """Return what follows last stages by distinct stages, ``[k, u]``."""
+        found = np.zeros_like(self.time_s)
+        found[:, self.which[:, -1]] = ending
+        return found
 
     def work(self, price: Floats) -> Floats:
         """Return the least price x GPUs x seconds of a micro-batch, by the number of stages."""
@@ -122,20 +146,30 @@ class Program:
         return found
 
     def cases(self, time_s: float) -> list[Case]:
-        """Return all plans that could be done by a time, by class and depth."""
+        """Return all plans that could be done by a time, by class of first stages and depth."""
         found: list[Case] = []
-        for group, by_level in enumerate(self.table.after_s):
+        for group, by_level in enumerate(self.table.after.first):
             for pp in range(1, self.pp_max + 1):
-                level, least_s = 0, float(self._after_class_s(group, 0)[pp - 1])
+                level, least_s = 0, float(self._least_of_class_s(group, 0)[pp - 1])
                 while least_s <= time_s and (further := self._level(pp, time_s, least_s)) > level:
-                    level, least_s = further, float(self._after_class_s(group, further)[pp - 1])
+                    level, least_s = further, float(self._least_of_class_s(group, further)[pp - 1])
                 if least_s <= time_s:
-                    found.append(Case(group=group, pp=pp, time_s=time_s, after_s=by_level[level], least_s=least_s))
+                    found.append(
+                        Case(
+                            group=group,
+                            level=level,
+                            pp=pp,
+                            time_s=time_s,
+                            after_s=by_level[level],
+                            ending_s=self.ending_s[level],
+                            least_s=least_s,
+                        )
+                    )
         return found
 
-    def _after_class_s(self, group: int, level: int) -> Floats:
+    def _least_of_class_s(self, group: int, level: int) -> Floats:
         if (group, level) not in self.known:
-            self.known[group, level] = self._least_s(self.table.after_s[group, level])
+            self.known[group, level] = self._least_s(self.table.after.first[group, level], self.ending_s[level])
         return self.known[group, level]
 
     def level(self, pp: int, time_s: float) -> int:
@@ -151,23 +185,33 @@ class Program:
         nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
         return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
 
-    def slowest_parts(self, case: Case) -> list[Case]:
-        """Split a case by the part that takes longest for what follows first stages.
+    def split(self, case: Case) -> list[Case]:
+        """Split a case by the class of last stages, and by the parts that take longest for what follows stages.
 
-        All chains of a plan wait for it. Parts that take longer have no first stage then.
+        All chains of a plan wait for these. Parts that take longer have no such stage then.
         """
-        parts = np.unique(self.part)
-        least = np.stack([case.after_s[self.part == part].min(axis=0) for part in parts])
         found: list[Case] = []
+        for after in self._by_slowest(case.after_s):
+            for of_class in self.table.after.last[:, case.level]:
+                for ending in self._by_slowest(of_class) if case.pp > 1 else [case.ending_s]:
+                    least_s = float(self._least_s(after, ending)[case.pp - 1])
+                    if least_s <= case.time_s:
+                        found.append(replace(case, after_s=after, ending_s=ending, least_s=least_s))
+                if case.pp == 1:
+                    break
+        return found
+
+    def _by_slowest(self, values: Floats) -> list[Floats]:
+        """Return ``[k, ...]`` values where each part in turn is the slowest, infinite for slower ones."""
+        parts = np.unique(self.part)
+        least = np.stack([values[self.part == part].min(axis=0) for part in parts])
+        found: list[Floats] = []
         for index in range(len(parts)):
-            if not np.isfinite(least[index]).any():
-                continue
-            is_slower = (least > least[index]) | ((least == least[index]) & (np.arange(len(parts)) > index)[:, None])
-            own = np.maximum(case.after_s, least[index][None])
-            after = np.where(is_slower[np.searchsorted(parts, self.part)], np.inf, own)
-            least_s = float(self._least_s(after)[case.pp - 1])
-            if least_s <= case.time_s:
-                found.append(replace(case, after_s=after, least_s=least_s))
+            if np.isfinite(least[index]).any():
+                is_later = (np.arange(len(parts)) > index)[:, None]
+                is_slower = (least > least[index]) | ((least == least[index]) & is_later)
+                own = np.maximum(values, least[index][None])
+                found.append(np.where(is_slower[np.searchsorted(parts, self.part)], np.inf, own))
         return found
 
     def slacks(self, cases: list[Case], price: Floats) -> Floats:
@@ -185,11 +229,15 @@ class Program:
             least_s[case.pp - 1, groups.index(case.group)] = case.least_s
         low, high = self._edges(cases)
         slack = self._slack(
-            price,
-            cases[0].time_s,
-            np.repeat(after, len(low), axis=0),
-            np.repeat(least_s, len(low), axis=1),
-            (np.tile(low, len(groups)), np.tile(high, len(groups))),
+            _Asked(
+                price=price,
+                time_s=cases[0].time_s,
+                after_s=np.repeat(after, len(low), axis=0),
+                ending_s=self._of_last(np.stack([case.ending_s for case in cases]).min(axis=0)),
+                least_s=np.repeat(least_s, len(low), axis=1),
+                low=np.tile(low, len(groups)),
+                high=np.tile(high, len(groups)),
+            )
         )
         least = slack.reshape(len(slack), len(groups), -1).min(axis=2)
         return np.array([least[case.pp - 1, groups.index(case.group)] for case in cases])
@@ -199,21 +247,23 @@ class Program:
         low, high = self._edges([case])
         rho = 1.0 / self.table.need
         for turn in range(_ROUNDS):
-            trace = _Trace(which=self.which) if turn == _ROUNDS - 1 else None
-            each = self._slack(
-                price,
-                case.time_s,
-                case.after_s[None, None],
-                np.full((case.pp, 1), case.least_s),
-                (low, high),
-                trace=trace,
+            traces = [_Trace(which=self.which), _Trace(which=self.which)] if turn == _ROUNDS - 1 else []
+            asked = _Asked(
+                price=price,
+                time_s=case.time_s,
+                after_s=case.after_s[None, None],
+                ending_s=self._of_last(case.ending_s),
+                least_s=np.full((case.pp, 1), case.least_s),
+                low=low,
+                high=high,
             )
-            slack = each[case.pp - 1]
+            slack = self._slack(asked, traces)[case.pp - 1]
             open_ = np.flatnonzero(slack < -_EPSILON * rho)
             if not len(open_):
                 return None
-            if trace is not None:
-                return trace(int(open_[slack[open_].argmin()]), float(slack[open_].min()))
+            at = int(open_[slack[open_].argmin()])
+            if traces:
+                return max((trace(at) for trace in traces), key=lambda found: found.slack)
             steps = np.geomspace(low[open_], high[open_], _FINER + 1)
             low, high = steps[:-1].ravel(), steps[1:].ravel()
         return None
@@ -226,36 +276,42 @@ class Program:
         edges = np.geomspace(least * (1 - _EPSILON), most * (1 + _EPSILON), _INTERVALS + 1)
         return edges[:-1], edges[1:]
 
-    def _slack(
-        self,
-        price: Floats,
-        time_s: float,
-        after: Floats,
-        least_s: Floats,
-        edges: tuple[Floats, Floats],
-        *,
-        trace: _Trace | None = None,
-    ) -> Floats:
+    def _slack(self, asked: _Asked, traces: Sequence[_Trace] = ()) -> Floats:
         """Return the least of price minus rho c in each interval, ``[stages, t]``.
 
-        Args:
-            after: ``[t or 1, stages or 1, k, l + 1]``.
-            least_s: ``[stages, t or 1]``.
-            edges: Of the slowest stage, ``[t]`` each.
+        A chain is done when its first stage is and when its last is; either way a sum over stages bounds c.
         """
-        (low, high), rho, depth = edges, 1.0 / self.table.need, len(least_s)
-        allowed = self.time_s[None] <= high[:, None, None]
+        rho, depth = 1.0 / self.table.need, len(asked.least_s)
+        low, time_s = asked.low, asked.time_s
         weight = (rho / low)[:, None, None]
-        gpu = (price[self.part] * self.tp)[None, :, None]
-        cost = np.where(allowed, gpu + weight * np.where(np.isfinite(self.time_s), self.time_s, 0.0)[None], np.inf)
-        total = self._totals(cost, after * weight[:, None], rho / low, pp=depth, trace=trace)
-        slack: Floats = total - rho * (1.0 + time_s / low)
+        allowed = self.time_s[None] <= asked.high[:, None, None]
+        gpu = np.where(allowed, (asked.price[self.part] * self.tp)[None, :, None], np.inf)
+        busy = weight * np.where(np.isfinite(self.time_s), self.time_s, 0.0)[None]
+        first = np.where(np.isfinite(asked.after_s), 0.0, np.inf)
+        last = np.where(np.isfinite(asked.ending_s), 0.0, np.inf)[None]
+        share = 1.0 - BACKWARD_SHARE
+        start, end = traces or (None, None)
+        by_first = self._totals(
+            gpu + busy, asked.after_s * weight[:, None], rho / low, last=last, pp=depth, trace=start
+        )
+        by_last = self._totals(
+            gpu + share * busy,
+            first,
+            share * rho / low,
+            last=weight * asked.ending_s[None] + BACKWARD_SHARE * busy,
+            pp=depth,
+            trace=end,
+        )
+        done = rho * (1.0 + time_s / low)
+        for trace, total in zip(traces, (by_first, by_last), strict=False):
+            trace.slack = total[-1] - done
         # A chain never does more than all micro-batches, nor a part of one.
-        room = np.where(least_s <= time_s, np.floor(1.0 + (time_s - np.minimum(least_s, time_s)) / low + _EPSILON), 0.0)
-        banned = np.where(np.isfinite(after), 0.0, np.inf)
-        least_price = self._totals(np.where(allowed, gpu, np.inf), banned, np.zeros(len(low)), pp=depth)
-        whole = least_price - rho * np.minimum(room, self.table.need)
-        return np.maximum(slack, whole)
+        least_s = np.minimum(asked.least_s, time_s)
+        room = np.where(asked.least_s <= time_s, np.floor(1.0 + (time_s - least_s) / low + _EPSILON), 0.0)
+        price = self._totals(gpu, first, np.zeros(len(low)), last=last, pp=depth)
+        whole = price - rho * np.minimum(room, self.table.need)
+        slack: Floats = np.maximum(np.maximum(by_first, by_last) - done, whole)
+        return slack
 
     def _totals(
         self,
@@ -263,6 +319,7 @@ class Program:
         after: Floats | None,
         crossing: Floats,
         *,
+        last: Floats | None = None,
         pp: int | None = None,
         trace: _Trace | None = None,
     ) -> Floats:
@@ -272,6 +329,7 @@ class Program:
             cost: Of stages, ``[t, k, u]``.
             after: Cost of what follows first stages, ``[t, stages or 1, k, l + 1]``.
             crossing: Cost of a second of a message between zones, ``[t]``.
+            last: What last stages cost beyond that, ``[t, k, u]``.
         """
         layers, depth, count = self.table.layer_count, pp or self.pp_max, len(cost)
         zones, ahead_of = len(self.members), self.which[0]
@@ -283,16 +341,17 @@ class Program:
         rest[:, :, layers] = 0.0
         for index in range(depth):
             if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
-                masked = np.where(self.fits[index][None], cost, np.inf)
+                each = cost + last if index == 0 and last is not None else cost
+                masked = np.where(self.fits[index][None], each, np.inf)
                 kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
                 stages = np.take_along_axis(masked, kind, axis=1)[:, :, self.which]
                 front = masked[:, :, ahead_of]
             to = np.zeros((count, zones, layers + 1), dtype=np.int64)
             ahead = rest
             if zones > 1:
-                each = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
-                to = each.argmin(axis=2)
-                ahead = each.min(axis=2)
+                over = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
+                to = over.argmin(axis=2)
+                ahead = over.min(axis=2)
             first = front + ahead[:, home]
             if after is not None:
                 first = first + after[:, min(index, after.shape[1] - 1)]
@@ -314,6 +373,26 @@ class Program:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One question to the program.
+
+    Args:
+        after_s: What follows first stages, ``[t or 1, stages or 1, k, l + 1]``.
+        ending_s: What follows last stages, by distinct stages, ``[k, u]``.
+        least_s: No chain is done before, ``[stages, t or 1]``.
+        low, high: Intervals of the slowest stage, ``[t]``.
+    """
+
+    price: Floats
+    time_s: float
+    after_s: Floats
+    ending_s: Floats
+    least_s: Floats
+    low: Floats
+    high: Floats
+
+
 @dataclass(slots=True, kw_only=True)
 class _Trace:
     """Where the program went, by stage from the last; called with an interval it returns the chain."""
@@ -324,8 +403,9 @@ class _Trace:
     kind: list[Ints] = field(default_factory=list)
     to: list[Ints] = field(default_factory=list)
     home: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    slack: Floats = field(default_factory=lambda: np.zeros(0))
 
-    def __call__(self, interval: int, slack: float) -> Found:
+    def __call__(self, interval: int) -> Found:
         width = self.end[0].shape[2] + 1
         kind, end = divmod(int(self.first[-1][interval]), width)
         kinds, cuts, zone = [kind], [0, end], int(self.home[kind])
@@ -335,4 +415,4 @@ class _Trace:
             end = int(self.end[index][interval, zone, at])
             kinds.append(int(self.kind[index][interval, zone, self.which[at, end]]))
             cuts.append(end)
-        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=slack)
+        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=float(self.slack[interval]))

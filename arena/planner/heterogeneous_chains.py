@@ -19,6 +19,7 @@ import numpy as np
 from arena.domain.parallel import Recompute
 from arena.planner.candidates import Flags, Floats, Ints
 from arena.planner.heterogeneous_tables import Kind, StageTable
+from arena.planner.pipeline import BACKWARD_SHARE
 
 _EPSILON = 1e-9
 _ASSIGNMENTS_MAX = 300
@@ -32,8 +33,8 @@ class Chains:
     Args:
         cuts: First layer of each stage, then the number of layers.
         kinds: Of each stage, ``[c, p]``.
-        sum_s, slowest_s: Of a micro-batch over the stages, ``[c]``.
-        after_s: What follows the first stage at the least, ``[c]``; infinite where it is not of the class in question.
+        sum_s, slowest_s, last_s: Of a micro-batch over all stages, on the slowest and on the last, ``[c]``.
+        after_s, ending_s: What follows the first and the last stage at the least, ``[c]``.
         gpus: Of each part, ``[c, g]``.
     """
 
@@ -42,7 +43,9 @@ class Chains:
     kinds: Ints
     sum_s: Floats
     slowest_s: Floats
+    last_s: Floats
     after_s: Floats
+    ending_s: Floats
     gpus: Floats
 
     def counts(self, time_s: float) -> Ints:
@@ -59,9 +62,29 @@ class Chains:
         return self._counts(time_s, wait)
 
     def _counts(self, time_s: float, after_s: Floats) -> Ints:
-        room = (time_s - self.sum_s - after_s) / self.slowest_s
+        room = (time_s - self.end_s(after_s)) / self.slowest_s
         found = np.where(room >= -_EPSILON, np.floor(room * (1 + _EPSILON) + _EPSILON) + 1, 0)
         return np.clip(found, 0, self.table.need).astype(np.int64)
+
+    def end_s(self, after_s: Floats) -> Floats:
+        """Return when chains are done with one micro-batch; first stages wait for ``after_s``.
+
+        The last stage is done while those before it still run backward.
+        """
+        earlier_s = BACKWARD_SHARE * (self.sum_s - self.last_s)
+        found: Floats = self.sum_s + np.maximum(after_s, self.ending_s - earlier_s)
+        return found
+
+    def of_class(self, after: Floats, ending: Floats) -> Chains:
+        """Return those whose first and last stages are of a class.
+
+        Args:
+            after: What follows first stages, ``[k, l + 1]``.
+            ending: What follows last stages, ``[k, l]``.
+        """
+        first_s, last_s = after[self.kinds[:, 0], self.cuts[1]], ending[self.kinds[:, -1], self.cuts[-2]]
+        some = replace(self, after_s=first_s, ending_s=last_s)
+        return some.only(np.isfinite(first_s) & np.isfinite(last_s))
 
     def only(self, which: Flags) -> Chains:
         """Return some of the chains."""
@@ -70,7 +93,9 @@ class Chains:
             kinds=self.kinds[which],
             sum_s=self.sum_s[which],
             slowest_s=self.slowest_s[which],
+            last_s=self.last_s[which],
             after_s=self.after_s[which],
+            ending_s=self.ending_s[which],
             gpus=self.gpus[which],
         )
 
@@ -81,7 +106,9 @@ class Chains:
             kinds=np.concatenate((self.kinds, other.kinds)),
             sum_s=np.concatenate((self.sum_s, other.sum_s)),
             slowest_s=np.concatenate((self.slowest_s, other.slowest_s)),
+            last_s=np.concatenate((self.last_s, other.last_s)),
             after_s=np.concatenate((self.after_s, other.after_s)),
+            ending_s=np.concatenate((self.ending_s, other.ending_s)),
             gpus=np.concatenate((self.gpus, other.gpus)),
         )
 
@@ -110,26 +137,21 @@ class Mix:
         return (*setting, self.cuts, self.kinds.tobytes(), self.replicas.tobytes(), self.counts.tobytes())
 
 
-def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int, after: Floats) -> Chains | None:
-    """Return chains for a way to cut the layers, None where no kind holds a stage.
-
-    Args:
-        after: What follows first stages at the least, ``[k, l + 1]``.
-    """
+def chains_of(table: StageTable, cuts: tuple[int, ...], part_count: int) -> Chains | None:
+    """Return chains for a way to cut the layers, None where no kind holds a stage."""
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
     left = np.arange(len(starts), 0, -1)
     fits = table.stages_left_max[:, starts, ends] >= left[None, :]
     times = np.where(fits, table.time_s[:, starts, ends], np.inf).T
-    times[0] = np.where(np.isfinite(after[:, ends[0]]), times[0], np.inf)
     if not np.isfinite(times).any(axis=1).all():
         return None
     kinds = _combinations(times, table.kinds, part_count)
     if not len(kinds):
         return None
-    return chains_with(table, cuts, kinds, part_count, after)
+    return chains_with(table, cuts, kinds, part_count)
 
 
-def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int, after: Floats) -> Chains:
+def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_count: int) -> Chains:
     """Return the chains with some kinds, ``[c, p]``."""
     starts, ends = np.array(cuts[:-1]), np.array(cuts[1:])
     tp = np.array([kind.tp for kind in table.kinds], dtype=np.float64)
@@ -146,7 +168,9 @@ def chains_with(table: StageTable, cuts: tuple[int, ...], kinds: Ints, part_coun
         kinds=kinds,
         sum_s=each.sum(axis=1),
         slowest_s=each.max(axis=1),
-        after_s=after[kinds[:, 0], ends[0]],
+        last_s=each[:, -1],
+        after_s=np.zeros(len(kinds)),
+        ending_s=np.zeros(len(kinds)),
         gpus=gpus,
     )
 

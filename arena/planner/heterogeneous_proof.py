@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Proofs:
     stock: Ints
     steps_max: int
     prices: list[Floats] = field(default_factory=list)
-    chains: dict[tuple[int, tuple[int, ...]], Chains | None] = field(default_factory=dict)
+    known: dict[tuple[int, tuple[int, ...]], Chains | None] = field(default_factory=dict)
     asked: int = 0
 
     def is_proven(self, program: Program, time_s: float, attempt: Attempt | None) -> bool:
@@ -69,34 +69,38 @@ class Proofs:
             return self._are_cuts_proven(program, case, attempt)
         if self._is_priced_out(program, case, None):
             return True
-        return all(self._is_priced_out(program, one, attempt) for one in program.slowest_parts(case))
+        return all(self._is_priced_out(program, one, attempt) for one in program.split(case))
 
     def _are_cuts_proven(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Ask the linear program over all chains, for one way to cut after the other."""
         layers = program.table.layer_count
         for cuts in [(0, layers)] if case.pp == 1 else [(0, at, layers) for at in range(1, layers)]:
-            chains = self._chains(program, cuts)
+            chains = self.chains(program, cuts)
             if chains is None:
                 continue
-            here = replace(chains, after_s=case.after_s[chains.kinds[:, 0], cuts[1]])
-            for counts in possible(here, case.time_s, self.price(program)):
-                self.asked += 1
-                master = most_work(counts, here.gpus, self.stock)
-                if master.value >= program.table.need:
+            for ending in program.table.after.last[:, case.level] if case.pp > 1 else [case.ending_s]:
+                if not self._is_cut_proven(program, chains.of_class(case.after_s, ending), case.time_s):
                     if attempt is not None:
                         attempt(program, cuts)
                     return False
-                if master.price.any():
-                    self._keep(self.normal(master.price))
         return True
 
-    def _chains(self, program: Program, cuts: tuple[int, ...]) -> Chains | None:
+    def _is_cut_proven(self, program: Program, chains: Chains, time_s: float) -> bool:
+        for counts in possible(chains, time_s, self.price(program)):
+            self.asked += 1
+            master = most_work(counts, chains.gpus, self.stock)
+            if master.value >= program.table.need:
+                return False
+            if master.price.any():
+                self._keep(self.normal(master.price))
+        return True
+
+    def chains(self, program: Program, cuts: tuple[int, ...]) -> Chains | None:
+        """Return the chains of a pipeline, None where there are none."""
         known = (id(program), cuts)
-        if known not in self.chains:
-            table = program.table
-            free = np.zeros((len(table.kinds), table.layer_count + 1))
-            self.chains[known] = chains_of(table, cuts, len(self.stock), free)
-        return self.chains[known]
+        if known not in self.known:
+            self.known[known] = chains_of(program.table, cuts, len(self.stock))
+        return self.known[known]
 
     def _is_priced_out(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
@@ -113,7 +117,8 @@ class Proofs:
                 attempt(program, found.cuts)
             if found.slack > best_slack:
                 best, best_slack = price, found.slack
-            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock), case.after_s)
+            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock))
+            more = more.of_class(case.after_s, case.ending_s)
             pool = more if pool is None else pool.joined(more)
             master = most_work(pool.counts(case.time_s), pool.gpus, self.stock)
             if master.value >= need:

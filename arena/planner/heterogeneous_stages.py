@@ -92,7 +92,7 @@ def priced(
     """Price pipelines of which only one stage holds layers, settings by stages, ``[settings * rows]``.
 
     Args:
-        node_counts: GPUs of each node.
+        node_counts: GPUs of each node; a stage behind others begins on the second one.
         is_alone: Whether the plan is one rank; ranks among others keep communication buffers.
     """
     count, total = len(rows), len(rows) * len(settings)
@@ -103,10 +103,12 @@ def priced(
     modes = np.array([RECOMPUTE_MODES.index(mode) for mode, _ in settings], dtype=np.int64)
     sizes = np.array([size for _, size in settings], dtype=np.int64)
     tp, dp = (np.tile(one, len(settings))[:, None] for one in (rows.tp, rows.dp))
+    gpu_count = np.repeat(np.maximum(dp * tp, 1 if is_alone else 2), 2, axis=1)
+    gpu_count[np.tile(rows.is_behind, len(settings)) > 0, 0] = max(node_counts)
     candidates = Candidates(
         dp=dp,
         tp=tp,
-        gpu_count=np.repeat(np.maximum(dp * tp, 1 if is_alone else 2), 2, axis=1),
+        gpu_count=gpu_count,
         micro_batch_count=np.full((total, 1), BATCHES, dtype=np.int64),
         pp=np.tile(rows.left + rows.is_behind, len(settings)),
         micro_batch_size=np.repeat(sizes, count),
@@ -175,8 +177,14 @@ def after_stages_s(
         stages: First unit and the one behind the last of each, and how many stages there are from it to the last.
         node_counts: GPUs of a stage by node; a replica's are all on one.
     """
-    rows = Rows.of([units for units, _ in stages], [left for _, left in stages], tp=tp, dp=dp)
-    return after_s(priced(train, gpu_type, node_counts, rows, [(Recompute.NONE, 1)]))
+    found = np.zeros(len(stages))
+    for is_behind in (False, True):
+        own = [index for index, (units, _) in enumerate(stages) if (units[0] > 0) == is_behind]
+        if own:
+            rows = Rows.of([stages[at][0] for at in own], [stages[at][1] for at in own], tp=tp, dp=dp)
+            nodes = [max(node_counts), *node_counts] if is_behind else node_counts
+            found[own] = after_s(priced(train, gpu_type, nodes, rows, [(Recompute.NONE, 1)]))
+    return found
 
 
 def own_tier(gpu_type: GpuType, *, is_one_node: bool) -> Tier:

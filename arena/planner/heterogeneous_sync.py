@@ -1,7 +1,7 @@
-"""What follows the last backward pass of first stages at the least. Pure: no I/O, no clock.
+"""What follows the last backward pass of first and last stages at the least. Pure: no I/O, no clock.
 
-A stage synchronises over its slowest network, so plans fall into classes by it: what may be in a first stage, and what
-all of it waits for at the least. A plan is in one of the classes, so what holds for each of them holds for all plans.
+A stage synchronises over its slowest network, so stages fall into classes by it: what may be in the stage, and what all
+of it waits for at the least. Every stage is in one of the classes, so what holds for each of them holds for all plans.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from arena.planner.heterogeneous_offer import Offer, Offered, PartKey, ZoneLinks
 from arena.planner.heterogeneous_stages import Rows, after_s, own_tier, priced, slower
 
 NODE_LEVELS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""Nodes a first stage is known to span at least; at 0 it has one replica."""
+"""Nodes a stage is known to span at least; at 0 it has one replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Class:
-    """First stages whose slowest network is one: the parts that are as fast, and what they reach at most.
+    """Stages whose slowest network is one: the parts that are as fast, and what they reach at most.
 
     Args:
         is_spread: Whether the stage is in several zones.
@@ -47,10 +47,21 @@ def network_of(gpu_type: GpuType, tier: Tier) -> GpuType:
     )
 
 
-def after_by_class(train: TrainSpec, offer: Offer, links: ZoneLinks, kinds: Sequence[tuple[int, int]]) -> Floats:
-    """Return what follows first stages of 0, 1, ... layers, ``[classes, levels, k, l + 1]``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """Least synchronisation and update; infinite where a kind is in no stage of the class.
 
-    Infinite where a kind is in no stage of the class.
+    Args:
+        first: Of first stages of 0, 1, ... layers, ``[classes, levels, k, l + 1]``.
+        last: Of last stages from each layer on, ``[classes, levels, k, l]``.
+    """
+
+    first: Floats
+    last: Floats
+
+
+def after_by_class(train: TrainSpec, offer: Offer, links: ZoneLinks, kinds: Sequence[tuple[int, int]]) -> After:
+    """Return what follows stages, by class and by the nodes that they span.
 
     Args:
         kinds: Part of the offer, by position, and degree of each.
@@ -58,8 +69,8 @@ def after_by_class(train: TrainSpec, offer: Offer, links: ZoneLinks, kinds: Sequ
     parts = [offer[key] for key in sorted(offer)]
     firsts = alike(offer)
     known: dict[tuple[int, Tier], dict[int, Floats]] = {}
-    classes = list(_classes(offer, links))
-    found = np.full((len(classes), len(NODE_LEVELS), len(kinds), train.model.layers + 1), np.inf)
+    classes, layers = list(_classes(offer, links)), train.model.layers
+    found = np.full((len(classes), len(NODE_LEVELS), len(kinds), 2 * layers), np.inf)
     for index, one in enumerate(classes):
         for at, (part, tp) in enumerate(kinds):
             if part not in one.parts:
@@ -73,7 +84,8 @@ def after_by_class(train: TrainSpec, offer: Offer, links: ZoneLinks, kinds: Sequ
             if one.is_spread:
                 levels = np.concatenate((np.repeat(levels[2:3], 2, axis=0), levels[2:]))
             found[index, :, at] = levels
-    return found
+    start = np.where(np.isfinite(found[..., :1]), 0.0, np.inf)
+    return After(first=np.concatenate((start, found[..., :layers]), axis=-1), last=found[..., layers:])
 
 
 def _classes(offer: Offer, links: ZoneLinks) -> Iterator[_Class]:
@@ -103,16 +115,21 @@ def _spread_classes(keys: Sequence[PartKey], own: Sequence[float], links: ZoneLi
 
 
 def _after(train: TrainSpec, part: Offered, tier: Tier, degrees: Sequence[int]) -> dict[int, Floats]:
-    """Return what follows first stages on a part's GPUs at the least, ``[levels, l + 1]`` by degree."""
+    """Return what follows stages on a part's GPUs at the least, ``[levels, 2 l]`` by degree.
+
+    First stages of 1, 2, ... layers, then last stages from layer 0, 1, ... on.
+    """
     layers = train.model.layers
     gpu_type = network_of(part.gpu_type, tier)
-    ends = [layers + 2 if end == layers else end + 1 for end in range(1, layers + 1)]
-    rows = Rows.of([(0, end) for end in ends], [1 if end > layers else 2 for end in ends], tp=1)
+    firsts = [(0, layers + 2 if end == layers else end + 1) for end in range(1, layers + 1)]
+    lasts = [(start + 1 if start else 0, layers + 2) for start in range(layers)]
+    left = [1 if end > layers else 2 for _, end in firsts] + [1] * layers
+    rows = Rows.of([*firsts, *lasts], left, tp=1)
 
     def levels_s(node_size: int, spreads: list[tuple[int, int]]) -> Floats:
-        nodes = [node_size] * NODE_LEVELS[-1]
+        nodes = [node_size] * (NODE_LEVELS[-1] + 1)
         found = priced(train, gpu_type, nodes, rows.with_degrees(spreads), [(Recompute.NONE, 1)])
-        return after_s(found).reshape(-1, len(NODE_LEVELS), layers)
+        return after_s(found).reshape(-1, len(NODE_LEVELS), 2 * layers)
 
     size = part.gpus_per_node
     full = levels_s(size, [(tp, _replicas(level, size // tp)) for tp in degrees for level in NODE_LEVELS])
@@ -121,8 +138,7 @@ def _after(train: TrainSpec, part: Offered, tier: Tier, degrees: Sequence[int]) 
         for index, tp in enumerate(degrees):
             thin = levels_s(tp, [(tp, max(level, 1)) for level in NODE_LEVELS])[0]
             full[index, 2:] = np.minimum(full[index, 2:], thin[2:])
-    start = np.zeros((len(NODE_LEVELS), 1))
-    return {tp: np.concatenate((start, full[index]), axis=1) for index, tp in enumerate(degrees)}
+    return {tp: full[index] for index, tp in enumerate(degrees)}
 
 
 def _replicas(level: int, per_node: int) -> int:

@@ -18,7 +18,7 @@ from arena.domain.parallel import Recompute
 from arena.planner.candidates import Flags, Floats, Ints
 from arena.planner.heterogeneous_offer import Offer, Offered, Space, ZoneLinks, alike
 from arena.planner.heterogeneous_stages import Rows, Setting, boundary_s, on_stage_s, own_tier, priced, slower
-from arena.planner.heterogeneous_sync import after_by_class
+from arena.planner.heterogeneous_sync import After, after_by_class
 from arena.planner.memory import USABLE_SHARE, operators_of
 from arena.planner.model import model_cost
 
@@ -39,8 +39,7 @@ class StageTable:
         time_s: Of one micro-batch with its sends over the fastest link there could be, ``[k, l, l + 1]``; infinite
             where there is no such stage.
         stages_left_max: How many stages, itself among them, may follow at most until it runs out of memory.
-        after_s: Least synchronisation and update of a first stage, ``[classes, levels, k, l + 1]``; see
-            ``heterogeneous_sync``.
+        after: Least synchronisation and update of first and last stages.
         need: Micro-batches of a step.
         compute_s: ``time_s`` without sends.
         memory_bytes, memory_step_bytes: Of the last stage, or where one stage follows; and of each that follows then.
@@ -54,7 +53,7 @@ class StageTable:
     need: int
     time_s: Floats
     stages_left_max: Ints
-    after_s: Floats
+    after: After
     compute_s: Floats
     memory_bytes: Floats
     memory_step_bytes: Floats
@@ -110,7 +109,7 @@ def tables_of(train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space) ->
                 need=-(-train.global_batch // size),
                 time_s=np.where(fits, figures.compute_s[index] + sent, np.inf),
                 stages_left_max=figures.stages_left_max[index],
-                after_s=after,
+                after=after,
                 compute_s=figures.compute_s[index],
                 memory_bytes=figures.memory_bytes[index],
                 memory_step_bytes=figures.memory_step_bytes[index],

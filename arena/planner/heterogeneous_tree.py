@@ -17,7 +17,6 @@ from arena.planner.heterogeneous_bound import Program
 from arena.planner.heterogeneous_chains import (
     Chains,
     Mix,
-    chains_of,
     fill,
     fill_cheaply,
     fill_equally,
@@ -166,22 +165,23 @@ class Hunt:
             latest = min(latest, _LOOKS_SLACK * min(one[0] for one in others))
         level = program.level(len(cuts) - 1, latest) if np.isfinite(latest) else 0
         found: list[tuple[float, int, Mix]] = []
-        for chains in self._chains(table, cuts, level):
+        for chains in self._chains(program, cuts, level):
             for mix in self._mixes(chains, self.proofs.price(program), latest):
                 self.mixes += 1
                 found.append((self._quick(mix), serial + len(found), mix))
         return found
 
-    def _chains(self, table: StageTable, cuts: tuple[int, ...], level: int) -> Iterator[Chains]:
-        """Yield the chains of each class of first stages: with all stages on its parts, and with others on any."""
+    def _chains(self, program: Program, cuts: tuple[int, ...], level: int) -> Iterator[Chains]:
+        """Yield the chains of a pipeline by the classes of first and last stages."""
+        chains = self.proofs.chains(program, cuts)
+        if chains is None:
+            return
         known: set[bytes] = set()
-        for after in table.after_s[:, level]:
-            chains = chains_of(table, cuts, len(self.stock), after)
-            if chains is None:
-                continue
-            own = np.isfinite(after).any(axis=1)
-            for some in (chains.only(own[chains.kinds].all(axis=1)), chains):
-                key = some.kinds.tobytes() + some.after_s.tobytes()
+        after = program.table.after
+        for first in after.first[:, level]:
+            for last in after.last[:, level] if len(cuts) > 2 else [program.ending_s[level]]:
+                some = chains.of_class(first, last)
+                key = some.kinds.tobytes() + some.after_s.tobytes() + some.ending_s.tobytes()
                 if len(some.kinds) and key not in known:
                     known.add(key)
                     yield some
@@ -198,7 +198,7 @@ class Hunt:
         yield fast
         if self.goal.is_time:
             return
-        slow_s = chains.table.need * float(chains.slowest_s.max()) + float((chains.sum_s + chains.after_s).max())
+        slow_s = chains.table.need * float(chains.slowest_s.max()) + float(chains.end_s(chains.after_s).max())
         slow_s = min(slow_s, self._latest_s())
         for time_s in np.geomspace(fast.time_s, max(slow_s, fast.time_s), _GRID):
             mix = fill_cheaply(chains, self.stock, float(time_s), self.goal.price)
@@ -207,12 +207,12 @@ class Hunt:
 
     def _fastest(self, chains: Chains, price: Floats, latest: float) -> Mix | None:
         """Return the fastest mix by bisection over the time until which all is done, None where none is wanted."""
-        longest = chains.table.need * float(chains.slowest_s.max()) + float((chains.sum_s + chains.after_s).max())
+        longest = chains.table.need * float(chains.slowest_s.max()) + float(chains.end_s(chains.after_s).max())
         high_s = min(latest * (1 - self.space.gap * bool(np.isfinite(self.incumbent))), longest)
         best = self._filled(chains, price, high_s)
         if best is None:
             return None
-        low_s = float((chains.sum_s + chains.after_s).min())
+        low_s = float(chains.end_s(chains.after_s).min())
         while high_s > low_s * _TIME_PRECISION:
             middle = (max(low_s, 1e-12) * high_s) ** 0.5
             found = self._filled(chains, price, middle)

@@ -15,7 +15,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.hardware import catalog
 from arena.planner.heterogeneous_judge import Judgement
 from arena.planner.heterogeneous_offer import Offer, Offered, PartKey
-from arena.planner.heterogeneous_sync import NODE_LEVELS
+from arena.planner.heterogeneous_sync import NODE_LEVELS, After
 from arena.planner.heterogeneous_tables import Kind, StageTable
 from arena.units import GIB
 from experiments.sailor_cases.simulator import MEMORY_BYTES, USD_PER_S, SailorKind, Simulator
@@ -134,7 +134,7 @@ def _table(simulator: Simulator, parts: list[PartKey], kinds: list[SailorKind], 
         need=-(-simulator.batch // size),
         time_s=np.where(left > 0, times, np.inf),
         stages_left_max=left,
-        after_s=after[None],
+        after=After(first=after[None], last=np.zeros((1, *after[..., :-1].shape))),
         compute_s=times,
         memory_bytes=memory,
         memory_step_bytes=np.zeros(shape),

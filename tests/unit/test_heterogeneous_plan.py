@@ -1,5 +1,7 @@
 """Plans over mixed GPUs: priced like uniform ones, checked against a run of every pass, limits kept."""
 
+from dataclasses import replace
+
 import pytest
 
 from arena.domain.allocation import GpuGroup
@@ -139,7 +141,7 @@ def test_an_answer_keeps_its_limits_and_is_what_the_judge_says() -> None:
     assert cheap.estimate is not None
     assert unsupported(train, found.plan) is None
     assert found.bound <= found.score == found.estimate.iter_time_s
-    assert cheap.bound <= cheap.score == cheap.estimate.usd_per_step < found.estimate.usd_per_step
+    assert cheap.bound <= cheap.score == cheap.estimate.usd_per_step <= found.estimate.usd_per_step
     again = evaluate_plan(train, found.plan, offer)
     assert again.refusal is None
     assert again.estimate.iter_time_s == pytest.approx(found.score, rel=0.02)
@@ -196,7 +198,11 @@ def test_dear_gpus_are_left_alone() -> None:
 def test_a_stage_that_is_not_the_slowest_is_worth_shortening() -> None:
     """The design's counter-example: with two micro-batches the sum of the stages counts as much as the slowest."""
     train = train_spec(layers=2, hidden=4096, batch=2)
-    offer = offer_of(("v100-16", "east", 1), ("a100-40", "east", 2), gpus_per_node=2)
+    joined = replace(TYPES["a100-40"], link_bandwidth_bytes_per_s=1e14, link_latency_s=0.0)
+    offer = {
+        **offer_of(("v100-16", "east", 1)),
+        ("a100-40", "east"): Offered(gpu_type=joined, gpu_count=2, gpus_per_node=2),
+    }
     slow = Stage(layer_count=1, replicas=(Replica(gpu_type="v100-16", zone="east"),))
     judge = Judge(train=train, offer=offer)
 
