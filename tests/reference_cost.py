@@ -282,7 +282,7 @@ class _Stage:
 
     @cached_property
     def send_s(self) -> float:
-        """Activations on to the next chunk and gradients back, sender and receiver waiting."""
+        """Activations on to the next chunk and gradients back."""
         return FITTED.send_times * sum(self._chunk_sends_s(chunk) for chunk in self.chunks)
 
     def _chunk_sends_s(self, chunk: range) -> float:
@@ -338,16 +338,20 @@ class _Roofline:
         experts = part.expert_kernel_count * part.expert_count / self.stage.ep
         kernels = part.kernel_count + experts
         forward_s, back_s = self._products_s(part.products)
-        scores_s, between_s = self._scores_s(part.products), self._between_s(part.kept, kernels)
+        scores_s, between_s = self._scores_s(part.products), self._between_s(part.kept)
         total_s = forward_s + back_s + 3.5 * scores_s + 3.0 * between_s
+        launches = 3.0 * kernels
         if mode is Recompute.FULL and part.is_layer:
             total_s += forward_s + scores_s + between_s
+            launches += kernels
         if mode is Recompute.SELECTIVE and part.is_layer:
             again = [one for one in part.products if one.is_attention]
             kept = [one for one in part.kept if one.modes == frozenset({Recompute.NONE})]
             total_s += self._products_s(again)[0] + self._scores_s(again)
-            total_s += self._between_s(kept, part.attention_kernel_count)
-        return total_s
+            total_s += self._between_s(kept)
+            launches += part.attention_kernel_count
+        host_s = launches * FITTED.launch_times * self.gpu.launch_latency_s
+        return float((total_s**4 + host_s**4) ** 0.25)
 
     def _products_s(self, products: Iterable[Product]) -> tuple[float, float]:
         forward_s = back_s = 0.0
@@ -403,12 +407,11 @@ class _Roofline:
                 seconds += flops / (self.rate * share)
         return seconds
 
-    def _between_s(self, kept: Iterable[Kept], kernels: float) -> float:
+    def _between_s(self, kept: Iterable[Kept]) -> float:
         part, stage = self.part, self.stage
         traffic = 4.0 * part.logits_elements * stage.samples / stage.divisor(part.logits_spread)
         traffic += stage.samples * stage.size(one for one in kept if Recompute.NONE in one.modes)
-        launch_s = FITTED.launch_share * self.gpu.launch_latency_s
-        return FITTED.activation_passes * traffic / self.gpu.memory_bandwidth_bytes_per_s + kernels * launch_s
+        return FITTED.activation_passes * traffic / self.gpu.memory_bandwidth_bytes_per_s
 
 
 # Memory --------------------------------------------------------------------------------------------------------

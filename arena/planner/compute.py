@@ -36,7 +36,7 @@ _TILES = ((256.0, 128.0, 1.0), (128.0, 256.0, 1.0), (128.0, 128.0, 0.95), (64.0,
 """Rows and columns of the tiles of common kernels, and what share of the largest ones' rate they reach."""
 
 _BLEND = 4.0
-"""Norm that blends the bounds of computing and memory: a product near the ridge reaches neither."""
+"""Norm that blends two bounds (computing and memory, device and host): near both, neither is reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,17 @@ class _Machine:
 
     @property
     def launch_s(self) -> float:
-        """Seconds of a kernel's launch that nothing hides."""
-        return self.calibration.launch_share * self.gpu_type.launch_latency_s
+        """Seconds that a kernel of a part's list takes the host; it stands for several."""
+        waits = self.implementation.waits_for_kernels
+        times = self.calibration.waited_launch_times if waits else self.calibration.launch_times
+        return times * self.gpu_type.launch_latency_s
+
+    def together_s(self, busy_s: Floats, launches_s: Floats) -> Floats:
+        """Return what a part takes: the host launches ahead of the device, so that the slower of the two counts."""
+        if self.implementation.waits_for_kernels:
+            return busy_s + launches_s
+        together: Floats = (busy_s**_BLEND + launches_s**_BLEND) ** (1.0 / _BLEND)
+        return together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +100,14 @@ class _Times:
 
     Args:
         products_back_s: Of the products of the backward pass.
+        launches_s: Of the host, for the forward pass.
     """
 
     products_s: Floats
     products_back_s: Floats
     scores_s: Floats
     rest_s: Floats
+    launches_s: Floats
 
     @property
     def forward_s(self) -> Floats:
@@ -150,15 +161,19 @@ def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> tuple[Floats
     """Return a part's seconds under each recomputation setting, ``[u]`` each."""
     kernels = part.kernel_count + part.expert_kernel_count * part.expert_count / shards.ep
     times = _times(part.products, part.kept, part=part, machine=machine, shards=shards, kernels=kernels)
-    none_s = times.both_s(is_flash=machine.implementation.attention is Attention.FLASH)
+    busy_s = times.both_s(is_flash=machine.implementation.attention is Attention.FLASH)
+    launches_s = _FORWARD_AND_BACKWARD * times.launches_s
+    none_s = machine.together_s(busy_s, launches_s)
     if not part.is_layer:
         return none_s, none_s, none_s
     core_only = machine.implementation.recomputes_core_only
     attention = [one for one in part.products if one.is_attention and (one.head_size or not core_only)]
     again = [kept for kept in part.kept if kept.modes == ONLY_NONE and (kept.is_score or not core_only)]
     kernels = np.full_like(shards.tp, part.attention_kernel_count / (2.0 if core_only else 1.0))
-    attention_s = _times(attention, again, part=part, machine=machine, shards=shards, kernels=kernels).forward_s
-    return none_s, none_s + attention_s, none_s + times.forward_s
+    core = _times(attention, again, part=part, machine=machine, shards=shards, kernels=kernels)
+    selective_s = machine.together_s(busy_s + core.forward_s, launches_s + core.launches_s)
+    full_s = machine.together_s(busy_s + times.forward_s, launches_s + times.launches_s)
+    return none_s, selective_s, full_s
 
 
 def held_parameters(part: Part, shards: Shards) -> Floats:
@@ -193,8 +208,13 @@ def _times(
             each = tensor.element_bytes or ELEMENT_BYTES[machine.precision]
             traffic_bytes += tensor.elements * each * shards.samples / shards.divisor(tensor.spread)
     passes = machine.calibration.activation_passes
-    rest_s = passes * traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s + kernels * machine.launch_s
-    return _Times(products_s=forward_s, products_back_s=back_s, scores_s=scores_s, rest_s=rest_s)
+    return _Times(
+        products_s=forward_s,
+        products_back_s=back_s,
+        scores_s=scores_s,
+        rest_s=passes * traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s,
+        launches_s=kernels * machine.launch_s,
+    )
 
 
 def _product_s(product: Product, machine: _Machine, shards: Shards, pieces: Floats) -> tuple[Floats, Floats]:

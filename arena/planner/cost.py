@@ -4,8 +4,8 @@
 * Tensor parallelism: two all-reduces a transformer layer in each direction, not overlapped; sequence parallelism does
   each as a reduce-scatter and an all-gather, which move as much.
 * Expert parallelism: two exchanges a layer in each direction, tokens there and results back; loads are taken as even.
-* Pipeline (stages may differ): sum of the stage times + (m - 1) x the slowest, divided warm-up when interleaved. A part
-  of the sends runs beside computing.
+* Pipeline (stages may differ): sum of the stage times + (m - 1) x the slowest, divided warm-up when interleaved. A
+  message holds up its sender, and in some programs its receiver as well.
 * Data parallelism: one synchronisation after a stage's last backward, hierarchical across nodes. The step ends at the
   maximum over stages of (when the stage drains + its synchronisation); stage i drains while the earlier ones still run
   backward. ZeRO-2 and ZeRO-3 scatter gradients in every micro-batch, ZeRO-3 gathers a stage's weights twice in each.
@@ -230,7 +230,8 @@ def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) ->
         beside_s = np.zeros((len(some), some.depth))
     state = _state_times(setting, network, some, beside_s)
     some, of_sends = candidates.distinct(_OF_SENDS)
-    send_s = setting.calibration.send_times * _send_s(setting, network, some)
+    ends = 2.0 if implementation.sends_in_turn else 1.0
+    send_s = ends * setting.calibration.send_times * _send_s(setting, network, some)
     return _StageTerms(
         compute=Term(seconds=compute_s, which=of_layers),
         tensor=tensor,
@@ -381,7 +382,7 @@ def _scatter_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Ho
     """
     zero = candidates.zero[:, None]
     scatter_s = whole_s = _whole_s(rings, held, setting.gradient_bytes)
-    if setting.implementation.shard_ranks_max is None:
+    if setting.implementation.shard_ranks_max is None and not setting.implementation.reduces_whole:
         scatter_s = _halves_s(rings, held, setting.gradient_bytes, _collectives(setting, candidates))
     seconds = np.select([zero == 0, zero == 1], [whole_s, scatter_s], 0.0)
     if setting.implementation.overlaps_gradients:

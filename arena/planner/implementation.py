@@ -24,11 +24,15 @@ class Implementation:
         gradient_bytes: Of an element when gradients are reduced; None where they are reduced as they are kept.
         kept_gradient_bytes: Of all copies of an element of the gradients together; None as the worker keeps them.
         overlaps_gradients: Gradients are reduced while the last micro-batch still runs backward.
+        reduces_whole: Gradients are summed on all replicas under ZeRO-1 as well, where each needs its share alone.
         overlaps_shards: Sharded weights are gathered, and under ZeRO-2 and 3 gradients scattered, while others are
             worked on.
         collectives_per_unit: Collectives in which a layer is gathered; 1 where its weights lie together.
         splits_sends: Tensor-parallel ranks send a part each to the next stage, which gathers it inside its node
             (Narayanan et al. 2021, section 4.1), instead of the whole each.
+        sends_in_turn: A rank sends or receives one message after the other and computes nothing meanwhile, so that
+            each message holds up both ends; else what goes on and what comes back pass each other.
+        waits_for_kernels: The host waits for each kernel before it launches the next one.
         recomputes_core_only: Selective recomputation leaves the projections of attention alone.
         shard_ranks_max: Most replicas over which ZeRO divides state; None divides over all.
     """
@@ -38,9 +42,12 @@ class Implementation:
     gradient_bytes: float | None = None
     kept_gradient_bytes: float | None = None
     overlaps_gradients: bool = False
+    reduces_whole: bool = False
     overlaps_shards: bool = False
     collectives_per_unit: int = 1
     splits_sends: bool = False
+    sends_in_turn: bool = False
+    waits_for_kernels: bool = False
     recomputes_core_only: bool = False
     shard_ranks_max: int | None = None
 

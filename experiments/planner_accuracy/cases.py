@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from pydantic import ValidationError
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
-from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, Stage, even_split
+from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, Stage
 from arena.errors import SpecError
 from arena.planner.hardware import catalog
-from arena.planner.implementation import Attention, Implementation
+from arena.planner.implementation import Implementation
 from arena.units import GIB
+from experiments.planner_accuracy.programs import implementation_of, network_gb_per_s, stage_layers
 from experiments.planner_accuracy.rows import MeasuredRow
 
 GPU_TYPES = {
@@ -46,11 +46,6 @@ GPU_TYPES = {
 NVLINK_DOMAINS = {"gb200": 72, "gb300": 72}
 """GPUs that one NVLink switch joins, where that is more than a node."""
 
-INSTANCE_GBIT_PER_S = {"p3.8xlarge": 10.0, "g4dn.12xlarge": 50.0}
-"""Network of a whole cloud instance, as its provider states it."""
-
-_ATTENTION_DROPOUT = re.compile(r"gpt|megatron|turing", re.IGNORECASE)
-"""Models whose published configuration drops attention weights; those of BLOOM, OPT and MPT do not."""
 _LLAMA_LIKE = re.compile(r"llama|internlm", re.IGNORECASE)
 
 
@@ -110,7 +105,7 @@ def case_of(row: MeasuredRow) -> Case:
         plan=_plan(row, train),
         gpu_type=gpu_type,
         group=_group(row, gpu_type),
-        implementation=_implementation(row, train),
+        implementation=implementation_of(row, train),
         time_s=measured_time_s(row, train),
         memory_gb=_memory_gb(row),
         is_out_of_memory=row.oom == "1",
@@ -170,22 +165,6 @@ def _gpu_type(row: MeasuredRow) -> GpuType:
     return found if network is None else replace(found, network_bandwidth_bytes_per_s=network * 1e9)
 
 
-def network_gb_per_s(row: MeasuredRow) -> float | None:
-    """Return one GPU's share of its node's network, in GB/s, where the row's words tell of it."""
-    text = f"{row.source} {row.gpu_type} {row.note}"
-    per_node = row.gpus_per_node or 8
-    for instance, gbit in INSTANCE_GBIT_PER_S.items():
-        if instance in text:
-            return gbit / 8.0 / per_node
-    if found := re.search(r"(\d+)x\s?(\d+)\s?Gb", text):
-        return float(found[1]) * float(found[2]) / 8.0 / per_node
-    if found := re.search(r"(\d+) Gbps node", text):
-        return float(found[1]) / 8.0 / per_node
-    if found := re.search(r"(\d+)\s?Gb/s (?:RDMA )?per GPU", text):
-        return float(found[1]) / 8.0
-    return None
-
-
 def _group(row: MeasuredRow, gpu_type: GpuType) -> GpuGroup:
     count = row.num_gpus or 1
     size = NVLINK_DOMAINS.get(gpu_type.name, row.gpus_per_node or 8)
@@ -219,7 +198,7 @@ def _plan(row: MeasuredRow, train: TrainSpec) -> ParallelPlan:
     dp, tp, pp, vpp = row.dp or 1, row.tp or 1, row.pp or 1, row.vpp or 1
     if dp * tp * pp != row.num_gpus:
         raise UnscorableError(f"dp{dp} tp{tp} pp{pp} is not for {row.num_gpus} GPUs")
-    layers = _stage_layers(row, train.model.layers, pp)
+    layers = stage_layers(row, train.model.layers, pp)
     try:
         return ParallelPlan(
             stages=tuple(Stage(layer_count=count, replicas=(Replica(tp=tp),) * dp) for count in layers),
@@ -235,23 +214,6 @@ def _plan(row: MeasuredRow, train: TrainSpec) -> ParallelPlan:
         raise UnscorableError(str(error)) from error
 
 
-def _stage_layers(row: MeasuredRow, layers: int, pp: int) -> tuple[int, ...]:
-    """Return the layers of each stage: as the note lists them, less what it counts for the two ends, or even."""
-    listed: list[int] = []
-    if found := re.search(r"layer partition \[([\d\s]+)\]", row.note):
-        bounds = [int(bound) for bound in found[1].split()]
-        listed = [last - first for first, last in pairwise(bounds)]
-    elif found := re.search(r"layers/stage \[([\d,\s]+)\]", row.note):
-        listed = [int(count) for count in found[1].split(",")]
-    ends, odd = divmod(sum(listed) - layers, 2)
-    if len(listed) == pp and odd == 0 and ends >= 0:
-        listed[0] -= ends
-        listed[-1] -= ends
-        if min(listed) >= 1:
-            return tuple(listed)
-    return tuple(even_split(layers, pp))
-
-
 def _zero(words: str) -> int:
     for stage, names in ((3, ("zero3", "fsdp2")), (2, ("zero2",)), (1, ("zero1", "distopt", "bf16optimizer"))):
         if any(name in words for name in names):
@@ -263,42 +225,3 @@ def _recompute(words: str) -> Recompute:
     if "full" in words:
         return Recompute.FULL
     return Recompute.SELECTIVE if "selective" in words else Recompute.NONE
-
-
-def _implementation(row: MeasuredRow, train: TrainSpec) -> Implementation:
-    """Return what the row's words say of the program.
-
-    Sharding overlaps with computing; plain replicas do not, nor do pipelines of DeepSpeed, which reduce gradients as a
-    last instruction.
-    """
-    words = row.zero_or_fsdp
-    is_fsdp = "fsdp" in words
-    # Where nothing is said, programs that shard fully are PyTorch's own, which has a fused kernel.
-    is_flash = any(
-        name in (row.attention_impl.lower() or words) for name in ("flash", "sdpa", "fsdp")
-    ) or row.attention_impl.startswith("TE")
-    within = re.search(r"within (\d+)", words)
-    # fp16, pure 16-bit training and ZeRO-1 reduce gradients as they come; bf16 with fp32 sums reduces these.
-    in_half = train.precision == "fp16" or "pure" in row.precision.lower() or words.startswith("zero1")
-    return Implementation(
-        attention=Attention.FLASH if is_flash else Attention.STORED,
-        drops_weights=bool(_ATTENTION_DROPOUT.search(row.model)),
-        gradient_bytes=2.0 if in_half else None,
-        kept_gradient_bytes=_kept_gradient_bytes(words, train),
-        overlaps_gradients=is_fsdp or "distopt" in words or ("zero1" in words and row.pp == 1),
-        overlaps_shards=is_fsdp or "distopt" in words,
-        collectives_per_unit=12 if words == "zero3" else 1,
-        splits_sends=words == "none",
-        recomputes_core_only=True,
-        shard_ranks_max=int(within[1]) if within else None,
-    )
-
-
-def _kept_gradient_bytes(words: str, train: TrainSpec) -> float | None:
-    """Return bytes of gradients that DeepSpeed keeps for each parameter.
-
-    Those in 16 bit; beside them all in fp32 where nothing is sharded (a copy for the optimizer) or bf16 is summed.
-    """
-    if "bf16optimizer" in words or (words == "zero0" and train.precision == "fp16"):
-        return 6.0
-    return 2.0 if words.startswith("zero") and train.precision == "fp16" else None

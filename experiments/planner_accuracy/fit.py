@@ -39,7 +39,12 @@ _ROWS_MAX = 40
 _PRIOR_WEIGHT = 0.03
 _OUTLIER = 0.1
 _STEP = 0.02
-_BOUNDS = {"launch_share": (0.3, 20.0), "activation_passes": (1.0, 10.0), "flash_head_size": (1.0, 256.0)}
+_BOUNDS = {
+    "launch_times": (0.3, 100.0),
+    "waited_launch_times": (0.3, 200.0),
+    "activation_passes": (1.0, 10.0),
+    "flash_head_size": (1.0, 256.0),
+}
 _SHARE_BOUNDS = (0.02, 1.0)
 _COUNT_BOUNDS = (0.01, 20.0)
 

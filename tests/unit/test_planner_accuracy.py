@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from arena.domain.parallel import Recompute
 from arena.planner.implementation import Attention
-from experiments.planner_accuracy.cases import UnscorableError, case_of, measured_time_s, network_gb_per_s
+from experiments.planner_accuracy.cases import UnscorableError, case_of, measured_time_s
 from experiments.planner_accuracy.predict import Prediction, cases_of, predict
+from experiments.planner_accuracy.programs import full_stages_first, network_gb_per_s
 from experiments.planner_accuracy.rows import BadRow, MeasuredRow, complete, read_rows, source_name
 from experiments.planner_accuracy.run import main
 from experiments.planner_accuracy.score import ordered_pairs, score
@@ -181,3 +183,26 @@ def test_without_data_the_experiment_says_so(
 
 def test_a_missing_file_is_an_error(tmp_path: Path):
     assert main(["--measured", str(tmp_path / "none.csv"), "--json", str(tmp_path / "result.json")]) == 2
+
+
+def test_deepspeed_fills_stages_from_the_front_and_counts_ends_where_they_come_out_even() -> None:
+    assert full_stages_first(72, 12) == (6,) * 12
+    assert full_stages_first(78, 12) == (7,) * 11 + (1,)
+    assert full_stages_first(70, 12) == (5, *[6] * 10, 5)
+    assert full_stages_first(9, 8) is None, "a stage would be empty"
+
+
+def test_what_is_known_of_a_program_is_taken_from_its_words(tmp_path: Path) -> None:
+    plain = case_of(good(changed(tmp_path))).implementation
+    assert not plain.waits_for_kernels
+    assert not plain.sends_in_turn
+    deepspeed = case_of(good(changed(tmp_path, note="run by DeepSpeed"))).implementation
+    assert deepspeed.sends_in_turn
+    assert not deepspeed.waits_for_kernels
+
+
+def test_what_a_program_does_one_after_the_other_takes_longer(tmp_path: Path) -> None:
+    case = case_of(good(changed(tmp_path)))
+    base = predict(case).time_s
+    for change in ({"sends_in_turn": True}, {"waits_for_kernels": True}):
+        assert predict(replace(case, implementation=replace(case.implementation, **change))).time_s > base
