@@ -110,7 +110,11 @@ def job_refusals(train: TrainSpec, *, beyond_worker: bool = False) -> Iterator[s
 def tensor_parallel_dimensions(model: ModelSpec) -> dict[str, int]:
     """Return the sizes that a tensor-parallel degree must divide, by name, the most telling first."""
     if model.family is ModelFamily.WIDE_RESNET:
-        return {"norm_groups": model.norm_groups}
+        return (
+            {"variant.bottleneck": model.variant.bottleneck}
+            if model.variant.bottleneck
+            else {"norm_groups": model.norm_groups}
+        )
     sizes = {"heads": model.heads, "kv_heads": model.kv_head_count, "ffn_hidden": model.ffn_width}
     for name in ("dense_ffn_hidden", "shared_ffn_hidden"):
         width = getattr(model.variant, name)
@@ -184,9 +188,12 @@ def _model_refusals(model: ModelSpec) -> Iterator[str]:
         yield UNTRAINED[model.family]
     window = model.variant.attention_window
     sees_all = {"attention_window", "window_period"} if window is not None and window >= model.seq_len else set()
+    names_by_text: dict[str, list[str]] = {}
     for name in model.variant.set_fields():
         if name not in sees_all:
-            yield f"{VARIANT_FIELDS[name].refusal} (model.variant.{name})"
+            names_by_text.setdefault(VARIANT_FIELDS[name].refusal, []).append(name)
+    for text, names in names_by_text.items():
+        yield f"{text} (model.variant: {', '.join(names)})"
 
 
 def _size_refusals(model: ModelSpec) -> Iterator[str]:

@@ -153,10 +153,13 @@ class ModelSpec(Model):
         if self.family is ModelFamily.WIDE_RESNET:
             if sum(self.group_depths) != self.layers:
                 raise ValueError(f"group_depths {self.group_depths} must sum to layers ({self.layers})")
-            if self.hidden % self.norm_groups:
+            if self.hidden % self.norm_groups and self.variant.bottleneck is None:
                 raise ValueError(f"hidden ({self.hidden}) must be a multiple of norm_groups ({self.norm_groups})")
-            if (self.image_size or 0) % 2 ** (len(self.group_depths) - 1):
-                raise ValueError(f"image_size ({self.image_size}) is halved {len(self.group_depths) - 1} times")
+            halvings = len(self.group_depths) + (1 if self.variant.bottleneck else -1)
+            if (self.image_size or 0) % 2**halvings:
+                raise ValueError(f"image_size ({self.image_size}) is halved {halvings} times")
+            if self.variant.bottleneck and self.hidden % 4:
+                raise ValueError(f"hidden ({self.hidden}) is four times the stem of a ResNet of bottleneck blocks")
             if len(self.group_depths) == self.image_size == 1 and self.hidden == self.norm_groups:
                 raise ValueError("each group of a GroupNorm holds one value: it needs fewer norm_groups than hidden")
         return self

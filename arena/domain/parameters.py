@@ -67,7 +67,9 @@ class Parameter:
 @lru_cache(maxsize=64)
 def parameters_of(spec: ModelSpec) -> tuple[Parameter, ...]:
     """Return all parameters of a model, in model order."""
-    return tuple(_resnet(spec) if spec.family is ModelFamily.WIDE_RESNET else _transformer(spec))
+    if spec.family is not ModelFamily.WIDE_RESNET:
+        return tuple(_transformer(spec))
+    return tuple(_bottleneck_resnet(spec) if spec.variant.bottleneck else _resnet(spec))
 
 
 def _transformer(spec: ModelSpec) -> Iterator[Parameter]:
@@ -223,20 +225,47 @@ def _resnet(spec: ModelSpec) -> Iterator[Parameter]:
     yield from _class_head(spec, channels)
 
 
+def _bottleneck_resnet(spec: ModelSpec) -> Iterator[Parameter]:
+    """ResNet-50 and wider ones as published: batch norm behind each convolution (He et al. 2016)."""
+    blocks = residual_blocks(spec)
+    stem = blocks[0].input_channels
+    yield _kernel("stem.weight", (stem, spec.channels, 7, 7), "first", fan_in=49 * spec.channels)
+    yield from _scale_and_shift("stem_norm", stem, "first")
+    for layer, block in enumerate(blocks):
+        inner = block.inner_channels
+        convolutions = [
+            ("1", block.input_channels, inner, 1),
+            ("2", inner, inner, 3),
+            ("3", inner, block.output_channels, 1),
+        ]
+        for name, inputs, outputs, size in convolutions:
+            weight = f"layers.{layer}.conv{name}.weight"
+            yield _kernel(weight, (outputs, inputs, size, size), layer, fan_in=size**2 * inputs, is_split=True)
+            yield from _scale_and_shift(f"layers.{layer}.norm{name}", outputs, layer)
+        if block.has_projection:
+            shape = (block.output_channels, block.input_channels, 1, 1)
+            yield _kernel(f"layers.{layer}.shortcut.weight", shape, layer, fan_in=block.input_channels)
+            yield from _scale_and_shift(f"layers.{layer}.shortcut_norm", block.output_channels, layer)
+    yield from _class_head(spec, blocks[-1].output_channels)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResidualBlock:
-    """One block of a Wide-ResNet (Zagoruyko and Komodakis 2016, basic block, pre-activation).
+    """One block of a ResNet: basic with activations before (Zagoruyko and Komodakis 2016), or a bottleneck.
 
     Args:
-        input_channels, output_channels: Of the block; its inner channels are the outputs'.
+        input_channels, output_channels: Of the block.
+        inner_channels: Of its 3 x 3 convolutions; in a basic block the outputs'.
         stride: 2 where the block opens a group and halves the image, else 1.
         input_size: Height and width of its input, in pixels.
     """
 
     input_channels: int
     output_channels: int
+    inner_channels: int
     stride: int
     input_size: int
+    is_bottleneck: bool = False
 
     @property
     def output_size(self) -> int:
@@ -251,16 +280,27 @@ class ResidualBlock:
 
 @lru_cache(maxsize=64)
 def residual_blocks(spec: ModelSpec) -> tuple[ResidualBlock, ...]:
-    """Return the blocks of a Wide-ResNet in order."""
+    """Return the blocks of a ResNet in order."""
     blocks: list[ResidualBlock] = []
-    channels, size = spec.hidden, spec.image_size or 0
+    bottleneck = spec.variant.bottleneck
+    # The stem of ImageNet is a quarter as wide as the first group, and halves the image twice.
+    channels, size = (
+        (spec.hidden // 4, (spec.image_size or 0) // 4) if bottleneck else (spec.hidden, spec.image_size or 0)
+    )
     for group, depth in enumerate(spec.group_depths):
         for index in range(depth):
             opens = index == 0 and group > 0
             outputs = spec.hidden * 2**group
             stride = 2 if opens else 1
             blocks.append(
-                ResidualBlock(input_channels=channels, output_channels=outputs, stride=stride, input_size=size)
+                ResidualBlock(
+                    input_channels=channels,
+                    output_channels=outputs,
+                    inner_channels=bottleneck * 2**group if bottleneck else outputs,
+                    stride=stride,
+                    input_size=size,
+                    is_bottleneck=bottleneck is not None,
+                )
             )
             channels, size = outputs, size // stride
     return tuple(blocks)

@@ -111,7 +111,7 @@ def kept_by_cross_attention(spec: ModelSpec, source_positions: int, operators: O
 def kept_by_beginning(spec: ModelSpec) -> tuple[Kept, ...]:
     """Return what stands before the layers."""
     if spec.family is ModelFamily.WIDE_RESNET:
-        return (_kept("images", spec.channels * (spec.image_size or 0) ** 2, Spread.WHOLE),)
+        return tuple(_stem(spec))
     stream = spec.sequence_length * spec.hidden
     if spec.family is ModelFamily.VIT:
         values = spec.channels * (spec.patch_size or 0) ** 2
@@ -148,6 +148,8 @@ def kept_by_block(block: ResidualBlock) -> tuple[Kept, ...]:
     """
     outer = block.input_channels * block.input_size**2
     inner = block.output_channels * block.output_size**2
+    if block.is_bottleneck:
+        return _kept_by_bottleneck(block, outer, inner)
     return (
         _kept("block input", outer, Spread.WHOLE),
         _kept("relu1", outer, Spread.WHOLE, modes=UNLESS_FULL),
@@ -159,6 +161,8 @@ def kept_by_block(block: ResidualBlock) -> tuple[Kept, ...]:
 def kept_by_class_end(block: ResidualBlock) -> tuple[Kept, ...]:
     """Return what a Wide-ResNet's end keeps behind its last block."""
     outer = block.output_channels * block.output_size**2
+    if block.is_bottleneck:
+        return (_kept("final input", outer, Spread.WHOLE),)
     # No convolution keeps this activation, so recomputing it does free it.
     relu = _kept("final relu", outer, Spread.WHOLE, modes=frozenset({Recompute.NONE, Recompute.FULL}))
     return _kept("final input", outer, Spread.WHOLE), relu
@@ -199,11 +203,38 @@ def working_sets(spec: ModelSpec) -> tuple[tuple[Kept, ...], ...]:
 def working_set_of_block(block: ResidualBlock) -> tuple[Kept, ...]:
     """Return the gradients that a Wide-ResNet's block has in use for a moment."""
     outer = block.input_channels * block.input_size**2
-    inner = block.output_channels * block.output_size**2
+    inner = block.inner_channels * block.output_size**2
+    stream = max(block.output_channels * block.output_size**2, outer)
     return (
-        _kept("gradient of the stream", max(inner, outer), Spread.WHOLE),
+        _kept("gradient of the stream", stream, Spread.WHOLE),
         _kept("gradient of the inner channels", inner, Spread.SPLIT),
     )
+
+
+def _stem(spec: ModelSpec) -> Iterator[Kept]:
+    size = spec.image_size or 0
+    yield _kept("images", spec.channels * size**2, Spread.WHOLE)
+    if spec.variant.bottleneck:
+        outputs = spec.hidden // 4 * (size // 2) ** 2
+        yield _kept("stem output", outputs, Spread.WHOLE)
+        yield _kept("stem relu", outputs, Spread.WHOLE)
+        yield _kept("which are largest", outputs / 4, Spread.WHOLE, element_bytes=_INDEX)
+
+
+def _kept_by_bottleneck(block: ResidualBlock, outer: float, outputs: float) -> tuple[Kept, ...]:
+    """A batch norm keeps its input, which no other operator needs, and ReLU its output, which the next one does."""
+    first, second = (block.inner_channels * size**2 for size in (block.input_size, block.output_size))
+    found = [
+        _kept("block input", outer, Spread.WHOLE),
+        _kept("conv1 output", first, Spread.SPLIT, modes=UNLESS_FULL),
+        _kept("relu1", first, Spread.SPLIT, modes=UNLESS_FULL),
+        _kept("conv2 output", second, Spread.SPLIT, modes=UNLESS_FULL),
+        _kept("relu2", second, Spread.SPLIT, modes=UNLESS_FULL),
+        _kept("conv3 output", outputs, Spread.WHOLE, modes=UNLESS_FULL),
+    ]
+    if block.has_projection:
+        found.append(_kept("shortcut output", outputs, Spread.WHOLE, modes=UNLESS_FULL))
+    return tuple(found)
 
 
 def _pre_norm_layer(spec: ModelSpec, operators: Operators) -> Iterator[Kept]:
