@@ -351,7 +351,7 @@ class _Roofline:
             total_s += self._between_s(kept)
             launches += part.attention_kernel_count
         host_s = launches * FITTED.launch_times * self.gpu.launch_latency_s
-        return float((total_s**4 + host_s**4) ** 0.25)
+        return total_s + host_s if self.gpu.name == "cpu" else float((total_s**4 + host_s**4) ** 0.25)
 
     def _products_s(self, products: Iterable[Product]) -> tuple[float, float]:
         forward_s = back_s = 0.0

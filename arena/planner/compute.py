@@ -87,8 +87,11 @@ class _Machine:
         return times * self.gpu_type.launch_latency_s
 
     def together_s(self, busy_s: Floats, launches_s: Floats) -> Floats:
-        """Return what a part takes: the host launches ahead of the device, so that the slower of the two counts."""
-        if self.implementation.waits_for_kernels:
+        """Return what a part takes: the host launches ahead of the device, so that the slower of the two counts.
+
+        A virtual GPU is its own host.
+        """
+        if self.implementation.waits_for_kernels or self.gpu_type.name == "cpu":
             return busy_s + launches_s
         together: Floats = (busy_s**_BLEND + launches_s**_BLEND) ** (1.0 / _BLEND)
         return together
@@ -207,12 +210,15 @@ def _times(
         if Recompute.NONE in tensor.modes:
             each = tensor.element_bytes or ELEMENT_BYTES[machine.precision]
             traffic_bytes += tensor.elements * each * shards.samples / shards.divisor(tensor.spread)
-    passes = machine.calibration.activation_passes
+    traffic_bytes = machine.calibration.activation_passes * traffic_bytes
+    if machine.implementation.weight_passes:
+        weight_bytes = held_parameters(part, shards) * ELEMENT_BYTES[machine.precision]
+        traffic_bytes += machine.implementation.weight_passes * weight_bytes
     return _Times(
         products_s=forward_s,
         products_back_s=back_s,
         scores_s=scores_s,
-        rest_s=passes * traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s,
+        rest_s=traffic_bytes / machine.gpu_type.memory_bandwidth_bytes_per_s,
         launches_s=kernels * machine.launch_s,
     )
 

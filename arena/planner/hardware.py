@@ -91,7 +91,7 @@ CATALOG_ROWS: tuple[GpuType, ...] = (
         link_latency_s=15 * _MICRO,
         network_bandwidth_bytes_per_s=1 * _GIGA,
         network_latency_s=15 * _MICRO,
-        launch_latency_s=10 * _MICRO,
+        launch_latency_s=4 * _MICRO,
         usd_per_hour=0.05,
         source="a virtual GPU: a core of its own and gloo over loopback; round figures, not measured",
     ),
