@@ -32,6 +32,8 @@ class Implementation:
             (Narayanan et al. 2021, section 4.1), instead of the whole each.
         sends_in_turn: A rank sends or receives one message after the other and computes nothing meanwhile, so that
             each message holds up both ends; else what goes on and what comes back pass each other.
+        weight_passes: Reads and writes of each weight in a pass over a micro-batch, beside those of the products; many
+            where convolutions sum their gradient up in parts (algorithms that nobody tuned).
         waits_for_kernels: The host waits for each kernel before it launches the next one.
         recomputes_core_only: Selective recomputation leaves the projections of attention alone.
         shard_ranks_max: Most replicas over which ZeRO divides state; None divides over all.
@@ -47,6 +49,7 @@ class Implementation:
     collectives_per_unit: int = 1
     splits_sends: bool = False
     sends_in_turn: bool = False
+    weight_passes: float = 0.0
     waits_for_kernels: bool = False
     recomputes_core_only: bool = False
     shard_ranks_max: int | None = None

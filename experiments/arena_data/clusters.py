@@ -20,6 +20,10 @@ from experiments.arena_data.data import Collective, Hardware
 
 CATALOG_NAMES = {"a100": "a100-40", "v100": "v100-32", "a40": "a40", "a10": "a10"}
 
+FP32_TERAFLOPS = {"a100": 19.5, "v100": 15.7, "a40": 19.2, "a10": 15.6}
+"""Peaks as ``device_infos.json`` counts them (A10: by the same rule, 72 processors at 1.695 GHz): of the two paths of a
+GA10x processor one is shared with integers, and convolutions do not reach it."""
+
 MEMORY_SHARE = 0.8
 """Of the memory, what XLA takes for tensors (``XLA_PYTHON_CLIENT_MEM_FRACTION`` in ``runtime_profiler.py``); context
 and communication buffers lie in the rest."""
@@ -86,7 +90,12 @@ def gpu_type_of(hardware: Hardware, links: Mapping[str, Links]) -> GpuType:
     across = found.network_bandwidth_bytes_per_s * CALIBRATION.network_share
     if own.node_network is not None:
         across = own.node_network / hardware.gpus_per_node
-    return replace(found, link_bandwidth_bytes_per_s=inside, network_bandwidth_bytes_per_s=across)
+    return replace(
+        found,
+        peak_flops_per_s={**found.peak_flops_per_s, "fp32": 1e12 * FP32_TERAFLOPS[hardware.gpu_type]},
+        link_bandwidth_bytes_per_s=inside,
+        network_bandwidth_bytes_per_s=across,
+    )
 
 
 def group_of(hardware: Hardware, gpu_type: GpuType) -> GpuGroup:
@@ -97,4 +106,3 @@ def group_of(hardware: Hardware, gpu_type: GpuType) -> GpuGroup:
 def memory_limit_bytes(gpu_type: GpuType) -> float:
     """Return what tensors may fill."""
     return MEMORY_SHARE * gpu_type.memory_bytes
-
