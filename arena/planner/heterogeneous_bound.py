@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from arena.planner.pipeline import BACKWARD_SHARE
 _INTERVALS = 12
 _FINER = 6
 _ROUNDS = 3
+_REFINED = 2
 _EPSILON = 1e-9
 
 
@@ -80,6 +83,7 @@ class Program:
     time_s: Floats = field(init=False)
     fits: list[Flags] = field(init=False)
     members: list[Ints] = field(init=False)
+    home: Ints = field(init=False)
     crossing_s: Floats = field(init=False)
     ending_s: Floats = field(init=False)
     least_sum_s: Floats = field(init=False)
@@ -106,6 +110,7 @@ class Program:
         self.fits = [(left_max >= left) & ((left == 1) == is_last) for left in range(1, self.pp_max + 1)]
         zones = np.unique(self.zone)
         self.members = [np.flatnonzero(self.zone[self.part] == zone) for zone in zones]
+        self.home = np.searchsorted(zones, self.zone[self.part])
         inside = [np.flatnonzero(self.zone == zone) for zone in zones]
         ends_s = np.array([[table.detour_s[np.ix_(one, other)].min(axis=(0, 1)) for other in inside] for one in inside])
         self.crossing_s = ends_s + ends_s.transpose(1, 0, 2)
@@ -243,30 +248,41 @@ class Program:
         return np.array([least[case.pp - 1, groups.index(case.group)] for case in cases])
 
     def cheaper_chain(self, case: Case, price: Floats) -> Found | None:
-        """Return a chain that might cost less than its share of the work is worth, None if there is none."""
-        low, high = self._edges([case])
-        rho = 1.0 / self.table.need
-        for turn in range(_ROUNDS):
-            traces = [_Trace(which=self.which), _Trace(which=self.which)] if turn == _ROUNDS - 1 else []
-            asked = _Asked(
-                price=price,
-                time_s=case.time_s,
-                after_s=case.after_s[None, None],
-                ending_s=self._of_last(case.ending_s),
-                least_s=np.full((case.pp, 1), case.least_s),
-                low=low,
-                high=high,
-            )
-            slack = self._slack(asked, traces)[case.pp - 1]
-            open_ = np.flatnonzero(slack < -_EPSILON * rho)
-            if not len(open_):
-                return None
-            at = int(open_[slack[open_].argmin()])
-            if traces:
-                return max((trace(at) for trace in traces), key=lambda found: found.slack)
-            steps = np.geomspace(low[open_], high[open_], _FINER + 1)
-            low, high = steps[:-1].ravel(), steps[1:].ravel()
+        """Return a chain that might cost less than its share of the work is worth, None if there is none.
+
+        The intervals that look worst are cut finer first.
+        """
+        edges = self._edges([case])
+        open_ = self._open(case, price, list(zip(*edges, strict=True)), 0)
+        while open_:
+            worst, open_ = open_[:_REFINED], open_[_REFINED:]
+            if worst[0].turn == _ROUNDS:
+                traces = [_Trace(which=self.which), _Trace(which=self.which)]
+                self._slack(self._question(case, price, [(worst[0].low, worst[0].high)]), traces)
+                return max((trace(0) for trace in traces), key=lambda found: found.slack)
+            finer = [pair for one in worst for pair in pairwise(np.geomspace(one.low, one.high, _FINER + 1))]
+            open_ = sorted([*open_, *self._open(case, price, finer, max(one.turn for one in worst))])
         return None
+
+    def _open(self, case: Case, price: Floats, intervals: Sequence[tuple[float, float]], turn: int) -> list[_Interval]:
+        """Return the intervals in which a chain might be cheap enough: those cut most, then the worst, first."""
+        slack = self._slack(self._question(case, price, intervals))[case.pp - 1].tolist()
+        return sorted(
+            _Interval(-turn - 1, least, low, high)
+            for least, (low, high) in zip(slack, intervals, strict=True)
+            if least < -_EPSILON / self.table.need
+        )
+
+    def _question(self, case: Case, price: Floats, intervals: Sequence[tuple[float, float]]) -> _Asked:
+        return _Asked(
+            price=price,
+            time_s=case.time_s,
+            after_s=case.after_s[None, None],
+            ending_s=self._of_last(case.ending_s),
+            least_s=np.full((case.pp, 1), case.least_s),
+            low=np.array([low for low, _ in intervals]),
+            high=np.array([high for _, high in intervals]),
+        )
 
     def _edges(self, cases: list[Case]) -> tuple[Floats, Floats]:
         """Return intervals in which the slowest stage of all cases lies."""
@@ -294,23 +310,26 @@ class Program:
         by_first = self._totals(
             gpu + busy, asked.after_s * weight[:, None], rho / low, last=last, pp=depth, trace=start
         )
-        by_last = self._totals(
-            gpu + share * busy,
-            first,
-            share * rho / low,
-            last=weight * asked.ending_s[None] + BACKWARD_SHARE * busy,
-            pp=depth,
-            trace=end,
-        )
         done = rho * (1.0 + time_s / low)
-        for trace, total in zip(traces, (by_first, by_last), strict=False):
-            trace.slack = total[-1] - done
         # A chain never does more than all micro-batches, nor a part of one.
         least_s = np.minimum(asked.least_s, time_s)
         room = np.where(asked.least_s <= time_s, np.floor(1.0 + (time_s - least_s) / low + _EPSILON), 0.0)
-        price = self._totals(gpu, first, np.zeros(len(low)), last=last, pp=depth)
-        whole = price - rho * np.minimum(room, self.table.need)
-        slack: Floats = np.maximum(np.maximum(by_first, by_last) - done, whole)
+        cheapest = self._totals(gpu, first, np.zeros(len(low)), last=last, pp=depth)
+        slack: Floats = np.maximum(by_first - done, cheapest - rho * np.minimum(room, self.table.need))
+        some = np.flatnonzero((slack < 0).any(axis=0))
+        if not len(some):
+            return slack
+        by_last = self._totals(
+            (gpu + share * busy)[some],
+            first if len(first) == 1 else first[some],
+            (share * rho / low)[some],
+            last=(weight * asked.ending_s[None] + BACKWARD_SHARE * busy)[some],
+            pp=depth,
+            trace=end,
+        )
+        slack[:, some] = np.maximum(slack[:, some], by_last - done[some])
+        if start is not None and end is not None:
+            start.slack, end.slack = by_first[-1] - done, by_last[-1] - done[some]
         return slack
 
     def _totals(
@@ -333,9 +352,6 @@ class Program:
         """
         layers, depth, count = self.table.layer_count, pp or self.pp_max, len(cost)
         zones, ahead_of = len(self.members), self.which[0]
-        home = np.zeros(len(self.tp), dtype=np.int64)
-        for zone, own in enumerate(self.members):
-            home[own] = zone
         found = np.full((depth, count), np.inf)
         rest = np.full((count, zones, layers + 1), np.inf)
         rest[:, :, layers] = 0.0
@@ -343,8 +359,10 @@ class Program:
             if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
                 each = cost + last if index == 0 and last is not None else cost
                 masked = np.where(self.fits[index][None], each, np.inf)
-                kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
-                stages = np.take_along_axis(masked, kind, axis=1)[:, :, self.which]
+                if trace is not None:
+                    kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
+                least = np.stack([masked[:, own].min(axis=1) for own in self.members], axis=1)
+                stages = least[:, :, self.which]
                 front = masked[:, :, ahead_of]
             to = np.zeros((count, zones, layers + 1), dtype=np.int64)
             ahead = rest
@@ -352,7 +370,7 @@ class Program:
                 over = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
                 to = over.argmin(axis=2)
                 ahead = over.min(axis=2)
-            first = front + ahead[:, home]
+            first = front + ahead[:, self.home]
             if after is not None:
                 first = first + after[:, min(index, after.shape[1] - 1)]
             flat = first.reshape(count, -1)
@@ -369,8 +387,22 @@ class Program:
             trace.end.append(end)
             trace.kind.append(kind)
             trace.to.append(to)
-            trace.home = home
+            trace.home = self.home
         return found
+
+
+class _Interval(NamedTuple):
+    """An interval of the slowest stage in which a chain might be cheap enough; what sorts first is looked at first."""
+
+    minus_turn: int
+    slack: float
+    low: float
+    high: float
+
+    @property
+    def turn(self) -> int:
+        """How often it was cut."""
+        return -self.minus_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
