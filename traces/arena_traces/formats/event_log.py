@@ -1,0 +1,325 @@
+"""Arena's own log: what a scheduler did with its jobs, written by ``arena export``, as JSON lines.
+
+The first line says what the file is, the last one how many jobs it holds, so that a cut file is known. Between them is a
+line for each job: what was asked for, when, every attempt at it, and its end. Instants are of the scheduler's clock. The
+environment of commands is left out: it may hold secrets, and a replay has no use for it. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from arena.domain.job import JobId, JobSpec
+from arena.domain.parallel import parse_plan
+from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState
+from arena.domain.specbase import Model
+from arena.domain.specfile import described
+from arena.domain.trace import TraceJob, TraceOutcome
+from arena.errors import SpecError
+from arena_traces.defects import Defect
+from arena_traces.formats.base import FlawError, Parsed, Reading, Row
+from arena_traces.formats.cells import TIME_S_MAX
+from arena_traces.lines import Line, Lines
+
+LOG_VERSION = 1
+_MARK = "arena-log"
+Instant = Annotated[float, Field(ge=0, le=TIME_S_MAX)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class LogHead(Model):
+    """The first line of a log.
+
+    Attributes:
+        exported_at_s: Until when it tells.
+        arena_version: Which Arena wrote it.
+    """
+
+    kind: Literal["head"] = "head"
+    format: Literal["arena-log"] = "arena-log"
+    version: Annotated[int, Field(ge=1)] = LOG_VERSION
+    exported_at_s: Instant
+    arena_version: str = ""
+
+
+class LogAttempt(Model):
+    """One launch of a job.
+
+    Attributes:
+        group: Its GPU group as people write it.
+        gpu_count_by_type: The same as numbers.
+        plan: Its parallelism plan, none for a command.
+        cause: Code of the reason for which it was made.
+        first_step_at_s: When it began to train (a command: to run).
+        last_step: Optimizer steps of the job that were done at its end.
+    """
+
+    attempt_id: str
+    epoch: Count
+    group: str
+    gpu_count_by_type: dict[str, Count]
+    plan: str | None = None
+    cause: str = ""
+    launched_at_s: Instant
+    first_step_at_s: Instant | None = None
+    ended_at_s: Instant | None = None
+    outcome: EndKind | None = None
+    resumed_step: Count | None = None
+    last_step: Count = 0
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs over all types."""
+        return sum(self.gpu_count_by_type.values())
+
+
+class LogJob(Model):
+    """A job from its submission to its end, or to the end of the log.
+
+    Attributes:
+        step: Optimizer steps done.
+        lost_steps: Steps that were done again because an attempt died after its last checkpoint.
+        run_time_s, gpu_seconds: Time that its attempts trained; GPU time that they held. Of attempts that have ended.
+    """
+
+    kind: Literal["job"] = "job"
+    job_id: Annotated[str, Field(min_length=1)]
+    user: str
+    submitted_at_s: Instant
+    state: JobState
+    spec: JobSpec
+    first_started_at_s: Instant | None = None
+    ended_at_s: Instant | None = None
+    step: Count = 0
+    lost_steps: Count = 0
+    restart_count: Count = 0
+    preemption_count: Count = 0
+    reconfiguration_count: Count = 0
+    run_time_s: Instant = 0.0
+    gpu_seconds: Annotated[float, Field(ge=0)] = 0.0
+    attempts: tuple[LogAttempt, ...] = ()
+
+
+class LogEnd(Model):
+    """The last line of a log."""
+
+    kind: Literal["end"] = "end"
+    job_count: Count
+
+
+_LINE: TypeAdapter[LogHead | LogJob | LogEnd] = TypeAdapter(
+    Annotated[LogHead | LogJob | LogEnd, Field(discriminator="kind")]
+)
+
+
+def log_lines(
+    jobs: Iterable[tuple[JobRecord, Sequence[AttemptRecord]]], *, exported_at_s: float, arena_version: str = ""
+) -> Iterator[str]:
+    """Yield a log's lines, each with its end.
+
+    Args:
+        jobs: Jobs with all their attempts, in any order.
+        exported_at_s: When they were so, on the scheduler's clock.
+        arena_version: Which Arena writes.
+    """
+    yield _line(LogHead(exported_at_s=exported_at_s, arena_version=arena_version))
+    job_count = 0
+    for job, attempts in jobs:
+        job_count += 1
+        yield _line(log_job(job, attempts))
+    yield _line(LogEnd(job_count=job_count))
+
+
+def log_job(job: JobRecord, attempts: Sequence[AttemptRecord]) -> LogJob:
+    """Return what a log says of a job."""
+    return LogJob(
+        job_id=job.job_id,
+        user=job.user,
+        submitted_at_s=job.submitted_at_s,
+        state=job.state,
+        spec=_without_environment(job.spec),
+        first_started_at_s=job.first_started_at_s,
+        ended_at_s=job.ended_at_s,
+        step=job.progress.step,
+        lost_steps=job.progress.lost_steps,
+        restart_count=job.restart_count,
+        preemption_count=job.preemption_count,
+        reconfiguration_count=job.reconfiguration_count,
+        run_time_s=job.run_time_s,
+        gpu_seconds=job.gpu_seconds,
+        attempts=tuple(_log_attempt(one) for one in sorted(attempts, key=lambda one: one.epoch)),
+    )
+
+
+def _log_attempt(attempt: AttemptRecord) -> LogAttempt:
+    counts: dict[str, int] = {}
+    for part in attempt.group.parts:
+        counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpu_count
+    return LogAttempt(
+        attempt_id=attempt.attempt_id,
+        epoch=attempt.epoch,
+        group=str(attempt.group),
+        gpu_count_by_type=counts,
+        plan=None if attempt.plan is None else str(attempt.plan),
+        cause=attempt.cause.code,
+        launched_at_s=attempt.launched_at_s,
+        first_step_at_s=attempt.first_step_at_s,
+        ended_at_s=attempt.ended_at_s,
+        outcome=attempt.outcome,
+        resumed_step=attempt.resumed_step,
+        last_step=attempt.last_step,
+    )
+
+
+def _without_environment(spec: JobSpec) -> JobSpec:
+    if spec.command is None:
+        return spec
+    return spec.model_copy(update={"command": spec.command.model_copy(update={"env": {}})})
+
+
+def _line(part: Model) -> str:
+    return f"{part.model_dump_json()}\n"
+
+
+class _ArenaLog:
+    """The format of Arena's own logs."""
+
+    name = _MARK
+    title = "what `arena export` writes"
+    columns: tuple[str, ...] = ()
+
+    def matches(self, first: str) -> bool:
+        """Whether this is the first line of a log, of whatever version."""
+        return first.lstrip().startswith("{") and f'"{_MARK}"' in first
+
+    def begin(self, first: Line, rest: Iterator[Line], lines: Lines) -> Reading:
+        """Return the jobs of a log.
+
+        Raises:
+            TraceError: The first line is not a log's, or one of a later version.
+        """
+        try:
+            head = _parsed(first.text)
+        except FlawError as flaw:
+            why = "a later version of Arena may have written it"
+            raise lines.error(Defect.UNKNOWN_FORMAT, f"no log of version {LOG_VERSION}: {flaw.what}", why=why) from flaw
+        if not isinstance(head, LogHead):
+            raise lines.error(Defect.UNKNOWN_FORMAT, f"a log does not begin with its {head.kind}")
+        if head.version > LOG_VERSION:
+            why = f"it has version {head.version}, this Arena knows {LOG_VERSION}"
+            raise lines.error(Defect.UNKNOWN_FORMAT, "a later version of Arena wrote the log", why=why)
+        return Reading(rows=_rows(head, rest, lines))
+
+
+ARENA_LOG = _ArenaLog()
+
+
+def _rows(head: LogHead, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
+    row_count, end = 0, None
+    for line in rest:
+        if end is not None:
+            raise lines.error(Defect.CUT_FILE, "the log goes on after its end", fix="keep one log in one file")
+        try:
+            part = _parsed(line.text)
+            if isinstance(part, LogEnd):
+                end = part
+                continue
+            row_count += 1
+            yield _job_of(part, line, head)
+        except FlawError as flaw:
+            row_count += 1
+            yield flaw.at(line.number)
+    if end is None:
+        raise lines.error(Defect.CUT_FILE, "the log has no end, it was cut", fix="export it again")
+    if end.job_count != row_count:
+        what = f"the log should hold {end.job_count:,} jobs, {row_count:,} are there"
+        raise lines.error(Defect.CUT_FILE, what, fix="export it again")
+
+
+def _job_of(part: LogHead | LogJob, line: Line, head: LogHead) -> Parsed:
+    if isinstance(part, LogHead):
+        raise FlawError(Defect.BAD_RECORD, "a log begins in the middle of another", fix="keep one log in one file")
+    return parsed_job(part, line.number, head.exported_at_s)
+
+
+def _parsed(text: str) -> LogHead | LogJob | LogEnd:
+    try:
+        return _LINE.validate_json(text)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in item["loc"][1:])
+        what = f"{field}: {described(item)}" if field else str(item["msg"])
+        raise FlawError(Defect.BAD_RECORD, what) from error
+
+
+def parsed_job(job: LogJob, row: int, exported_at_s: float) -> Parsed:
+    """Return a job of a log as a trace's.
+
+    GPU time is kept: where a job's GPU count changed, its duration is what it would be on ``gpu_count`` of them. A job
+    that has ended has the steps that it did, others those that they are to do.
+
+    Raises:
+        FlawError: It did nothing, or what it is to do cannot be known.
+    """
+    gpu_count = _gpu_count(job)
+    gpu_seconds = sum(_ran_s(one, exported_at_s) * one.gpu_count for one in job.attempts)
+    duration_s = gpu_seconds / gpu_count if job.attempts else None
+    step_count = _step_count(job)
+    if job.state.is_terminal and not duration_s and not step_count:
+        raise FlawError(Defect.NO_TIME, f"{job.state} before it did anything")
+    if not duration_s and not step_count:
+        raise FlawError(Defect.NO_WORK, f"{job.state}, and nothing says how long it will run")
+    spec, types = job.spec, {name for one in job.attempts for name in one.gpu_count_by_type} or set(job.spec.gpus.types)
+    made = TraceJob(
+        job_id=JobId(job.job_id),
+        row=row,
+        submitted_at_s=job.submitted_at_s,
+        gpu_count=gpu_count,
+        duration_s=duration_s or None,
+        step_count=step_count or None,
+        workload=spec.workload,
+        gpu_type=min(types) if len(types) == 1 else None,
+        deadline_s=spec.deadline_s,
+        user=job.user,
+        project=spec.project,
+        outcome=_OUTCOMES.get(job.state, TraceOutcome.RUNNING),
+    )
+    return Parsed(job=made, spec=spec)
+
+
+_OUTCOMES = {
+    JobState.SUCCEEDED: TraceOutcome.COMPLETED,
+    JobState.FAILED: TraceOutcome.FAILED,
+    JobState.CANCELLED: TraceOutcome.CANCELLED,
+}
+
+
+def _gpu_count(job: LogJob) -> int:
+    """Return what was asked for; where that was left open, the most that it had, else the least that it takes."""
+    spec = job.spec
+    if spec.gpus.count is not None:
+        return spec.gpus.count
+    if spec.train is not None and spec.parallel.plan is not None:
+        try:
+            return parse_plan(spec.parallel.plan, layer_count=spec.train.model.layers).gpu_count
+        except SpecError as error:
+            raise FlawError(Defect.BAD_RECORD, f"spec.parallel.plan: {error.what}") from error
+    return max((one.gpu_count for one in job.attempts), default=0) or spec.gpus.count_min
+
+
+def _ran_s(attempt: LogAttempt, exported_at_s: float) -> float:
+    if attempt.first_step_at_s is None:
+        return 0.0
+    ended_at_s = exported_at_s if attempt.ended_at_s is None else attempt.ended_at_s
+    if ended_at_s < attempt.first_step_at_s:
+        raise FlawError(Defect.NEGATIVE, f"attempt {attempt.attempt_id} ended before it began")
+    return ended_at_s - attempt.first_step_at_s
+
+
+def _step_count(job: LogJob) -> int | None:
+    if job.spec.command is not None:
+        return None
+    return job.step if job.state.is_terminal else job.spec.step_limit
