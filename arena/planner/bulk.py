@@ -1,21 +1,20 @@
-"""Time and memory of all layouts of many groups at once. Pure: no I/O, no clock.
+"""Time and memory of all layouts on many places at once. Pure: no I/O, no clock.
 
 Layouts are priced in batches of pipelines of similar depth, as arrays are as deep as the deepest. Memory is the same on
-GPU types whose operators keep the same, so it comes first and once for them; times are only asked for plans that fit.
+all places whose operators keep the same, so it comes first and once for them; times are only asked for plans that fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from arena.domain.allocation import GpuGroup
-from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
-from arena.planner.candidates import Candidates, Floats, Ints
-from arena.planner.cost import iter_times_s
+from arena.planner.candidates import Candidates, Flags, Floats, Ints
+from arena.planner.communication import Place
+from arena.planner.cost import Estimates, Timing, estimates_of, timing
 from arena.planner.holdings import holdings
 from arena.planner.layouts import Layouts
 from arena.planner.memory import memory_by_stage, operators_of
@@ -34,24 +33,8 @@ class Batch:
     candidates: Candidates
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
-    """Plans that fit on their groups, ``[m]`` each: by group, then by layout.
-
-    Args:
-        group: Position among the groups.
-        row: Which layout.
-    """
-
-    group: Ints
-    row: Ints
-    iter_time_s: Floats
-
-
 def batches_of(layouts: Layouts) -> tuple[Batch, ...]:
-    """Return all layouts in batches: depths up to 1, 2, 4, ... apart, interleaved ones for themselves."""
-    if not len(layouts):
-        return ()
+    """Return all layouts in batches: depths up to 1, 2, 4, ... together, interleaved ones for themselves."""
     depth = np.ceil(np.log2(layouts.column("pp"))).astype(np.int64)
     kind = 2 * depth + (layouts.column("virtual_stage_count") > 1)
     found = []
@@ -61,38 +44,110 @@ def batches_of(layouts: Layouts) -> tuple[Batch, ...]:
     return tuple(found)
 
 
-def peaks_bytes(train: TrainSpec, gpu_type: GpuType, batches: Sequence[Batch]) -> Floats:
-    """Return the memory of the fullest stage of each layout, by row."""
-    model = model_cost(train.model, operators_of(gpu_type))
-    peaks = np.zeros(sum(len(batch.rows) for batch in batches))
-    for batch in batches:
-        held = holdings(model, batch.candidates)
-        memory = memory_by_stage(model, train, gpu_type, batch.candidates, held)
-        peaks[batch.rows] = memory.total.max(axis=1)
-    return peaks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memories:
+    """What layouts need on some type's GPUs.
+
+    Args:
+        by_stage: Bytes of each stage, for each batch.
+        peaks: Of the fullest stage, by layout.
+    """
+
+    batches: tuple[Batch, ...]
+    by_stage: tuple[Floats, ...]
+    peaks: Floats
+
+    @classmethod
+    def of(cls, train: TrainSpec, place: Place, batches: tuple[Batch, ...]) -> Memories:
+        """Return what layouts need on a place's GPUs, and on all that keep the same."""
+        model = model_cost(train.model, operators_of(place.gpu_type))
+        by_stage = tuple(
+            memory_by_stage(model, train, place.gpu_type, one.candidates, holdings(model, one.candidates)).total
+            for one in batches
+        )
+        peaks = np.zeros(sum(len(batch.rows) for batch in batches))
+        for batch, memory in zip(batches, by_stage, strict=True):
+            peaks[batch.rows] = memory.max(axis=1)
+        return cls(batches=batches, by_stage=by_stage, peaks=peaks)
+
+    def of_layout(self, row: int) -> Floats:
+        """Return the bytes of each stage of a layout."""
+        for batch, memory in zip(self.batches, self.by_stage, strict=True):
+            at = int(np.searchsorted(batch.rows, row))
+            if at < len(batch.rows) and batch.rows[at] == row:
+                found: Floats = memory[at]
+                return found
+        raise IndexError(row)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Plans on places, ``[m]``: by place, then by layout.
+
+    Args:
+        place: Position among the places.
+        row: Which layout.
+        batch, at: Where its timing is.
+    """
+
+    place: Ints
+    row: Ints
+    iter_time_s: Floats
+    batch: Ints
+    at: Ints
+    places: tuple[Place, ...]
+    memories: Memories
+    timings: Mapping[int, Timing]
+
+    def estimates(self, chosen: Ints) -> list[tuple[Ints, Estimates]]:
+        """Return which of some plans are in each batch, and what is known of them."""
+        prices = np.array([place.usd_per_s for place in self.places])
+        found = []
+        for index, step in self.timings.items():
+            here = np.flatnonzero(self.batch[chosen] == index)
+            plans = chosen[here]
+            at = np.searchsorted(self.memories.batches[index].rows, self.row[plans])
+            memory = self.memories.by_stage[index][at]
+            found.append((here, estimates_of(step, self.at[plans], memory, prices[self.place[plans]])))
+        return found
 
 
 def priced(
     train: TrainSpec,
-    gpu_type: GpuType,
-    groups: Sequence[tuple[GpuGroup, tuple[int, int]]],
-    batches: Sequence[Batch],
-    fits: np.ndarray,
+    places: Sequence[tuple[Place, tuple[int, int]]],
+    memories: Memories,
+    fits: Sequence[Flags],
 ) -> Priced:
-    """Return the times of the plans that fit, on groups of one type with their ranges of layouts."""
-    found: list[tuple[Ints, Ints, Floats]] = []
-    for batch in batches:
-        fitting = np.flatnonzero(fits[batch.rows])
-        rows = batch.rows[fitting]
-        spans = [np.arange(*np.searchsorted(rows, span)) for _, span in groups]
-        at = np.concatenate(spans)
-        if len(at):
-            group = np.repeat(np.arange(len(groups)), [len(span) for span in spans])
-            candidates = batch.candidates.take(fitting[at], group=group)
-            seconds = iter_times_s(train, gpu_type, tuple(group for group, _ in groups), candidates)
-            found.append((group, rows[at], seconds))
-    if not found:
-        return Priced(group=np.zeros(0, np.int64), row=np.zeros(0, np.int64), iter_time_s=np.zeros(0))
-    group, row, seconds = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    order = np.lexsort((row, group))
-    return Priced(group=group[order], row=row[order], iter_time_s=seconds[order])
+    """Time the plans that fit.
+
+    Args:
+        places: All of one memory kind, with their ranges of layouts.
+        fits: Whether each layout fits, for each place.
+    """
+    where = tuple(place for place, _ in places)
+    timings: dict[int, Timing] = {}
+    none = np.zeros(0, dtype=np.int64)
+    found: list[tuple[Ints, Ints, Floats, Ints, Ints]] = [(none, none, np.zeros(0), none, none)]
+    for index, batch in enumerate(memories.batches):
+        spans = [np.searchsorted(batch.rows, span) for _, span in places]
+        picks = [
+            start + np.flatnonzero(fit[batch.rows[start:end]]) for (start, end), fit in zip(spans, fits, strict=True)
+        ]
+        picked = np.concatenate(picks)
+        if len(picked):
+            group = np.repeat(np.arange(len(picks)), [len(pick) for pick in picks])
+            timings[index] = timing(train, where, batch.candidates.take(picked, group=group))
+            batch_of, at = np.full(len(picked), index), np.arange(len(picked))
+            found.append((group, batch.rows[picked], timings[index].iter_time_s, batch_of, at))
+    place, row, seconds, batch_of, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.lexsort((row, place))
+    return Priced(
+        place=place[order],
+        row=row[order],
+        iter_time_s=seconds[order],
+        batch=batch_of[order],
+        at=at[order],
+        places=where,
+        memories=memories,
+        timings=timings,
+    )

@@ -40,7 +40,8 @@ class Candidates:
         recompute: Index into ``RECOMPUTE_MODES``.
         cut: Which way layers are split, ``[n]``.
         chunk_first, chunk_last: First unit of each chunk, and the one behind its last, for each way.
-        group: Which of the groups that are looked at together; None where there is one.
+        group: Which of the places that are looked at together; None where there is one.
+        gpu_type: Which of their GPU types; None where there is one.
     """
 
     dp: Ints
@@ -59,6 +60,7 @@ class Candidates:
     chunk_first: Ints
     chunk_last: Ints
     group: Ints | None = None
+    gpu_type: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.pp)

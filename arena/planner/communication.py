@@ -9,6 +9,7 @@ Links reach a share of their nominal bandwidth, networks of many nodes a smaller
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,54 +95,79 @@ def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """The links of groups of one GPU type, over whose nodes ranks are laid in order."""
+class Place:
+    """A group of one GPU type."""
 
-    inside: Tier
-    across: Tier
-    groups: tuple[GpuGroup, ...]
+    gpu_type: GpuType
+    group: GpuGroup
+
+    @property
+    def usd_per_s(self) -> float:
+        """Price of all its GPUs."""
+        return self.group.gpu_count * self.gpu_type.usd_per_hour / 3600.0
+
+    @property
+    def node_counts(self) -> list[int]:
+        """GPUs on each node."""
+        return [count for part in self.group.parts for count in part.node_counts]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The links of some places, over whose nodes ranks are laid in order; tiers by place."""
+
+    places: tuple[Place, ...]
+    tiers: tuple[tuple[Tier, Tier], ...]
     calibration: Calibration
 
     @classmethod
-    def of(cls, gpu_type: GpuType, groups: tuple[GpuGroup, ...], calibration: Calibration = CALIBRATION) -> Network:
-        """Return the network of some groups."""
-        inside, across = tiers_of(gpu_type, calibration)
-        return cls(inside=inside, across=across, groups=groups, calibration=calibration)
+    def of(cls, places: tuple[Place, ...], calibration: Calibration = CALIBRATION) -> Network:
+        """Return the network of some places."""
+        by_type = {place.gpu_type.name: tiers_of(place.gpu_type, calibration) for place in places}
+        tiers = tuple(by_type[place.gpu_type.name] for place in places)
+        return cls(places=places, tiers=tiers, calibration=calibration)
+
+    def memory_bandwidth(self, candidates: Candidates) -> Floats:
+        """Return the bytes per second of each candidate's GPUs, ``[n, 1]``."""
+        by_place = np.array([place.gpu_type.memory_bandwidth_bytes_per_s for place in self.places])
+        found: Floats = by_place[_place_of(candidates)][:, None]
+        return found
 
     def tensor_ring(self, candidates: Candidates) -> Ring:
         """Return what tensor-parallel ranks talk over: they are on one node."""
         tp = candidates.tp.astype(np.float64)
-        return self._ring(tp, np.ones_like(tp))
+        return self._ring(candidates, tp, np.ones_like(tp))
 
     def expert_ring(self, candidates: Candidates) -> Ring:
         """Return what replicas talk over that spread experts among them."""
         nodes, _ = self._spans(candidates)
         dp = candidates.dp.astype(np.float64)
         ep = np.broadcast_to(candidates.expert_parallel[:, None], dp.shape).astype(np.float64)
-        return self._ring(ep, np.ceil(nodes * ep / dp))
+        return self._ring(candidates, ep, np.ceil(nodes * ep / dp))
 
     def rings(self, candidates: Candidates, shard_ranks_max: int | None = None) -> Rings:
         """Return what ranks with the same state talk over."""
         nodes, _ = self._spans(candidates)
         dp = candidates.dp.astype(np.float64)
-        data = shard = expert_data = self._ring(dp, nodes)
+        data = shard = expert_data = self._ring(candidates, dp, nodes)
         if shard_ranks_max is not None:
             sharers = np.minimum(dp, shard_ranks_max)
-            shard = self._ring(sharers, np.ceil(nodes * sharers / dp))
+            shard = self._ring(candidates, sharers, np.ceil(nodes * sharers / dp))
         if np.any(candidates.expert_parallel > 1):
-            expert_data = self._ring(dp / candidates.expert_parallel[:, None], nodes)
+            expert_data = self._ring(candidates, dp / candidates.expert_parallel[:, None], nodes)
         return Rings(data=data, shard=shard, expert_data=expert_data)
 
     def hops(self, candidates: Candidates) -> Hops:
         """Return what neighbour stages talk over; those smaller than a node have more of its network each."""
         _, crossing = self._spans(candidates)
-        sizes = np.array([float(max(_node_counts(group))) for group in self.groups])
-        node_size = sizes[_group_of(candidates)][:, None]
+        sizes = np.array([float(max(place.node_counts)) for place in self.places])
+        node_size = sizes[_place_of(candidates)][:, None]
         senders = np.minimum(candidates.gpu_count, node_size)
-        network = np.broadcast_to(self.across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
+        inside, across = self._hops_of(candidates)
+        network = np.broadcast_to(across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
         on = Hop(
-            bandwidth_bytes_per_s=np.where(crossing, network, self.inside.bandwidth_bytes_per_s),
-            latency_s=np.where(crossing, self.across.latency_s, self.inside.latency_s),
+            bandwidth_bytes_per_s=np.where(crossing, network, inside.bandwidth_bytes_per_s),
+            latency_s=np.where(crossing, across.latency_s, inside.latency_s),
         )
         back = Hop(
             bandwidth_bytes_per_s=np.roll(on.bandwidth_bytes_per_s, 1, axis=1),
@@ -151,15 +177,22 @@ class Network:
 
     def _spans(self, candidates: Candidates) -> tuple[Floats, Flags]:
         """Return the nodes of each stage, and which stages have ranks apart from the next one's."""
-        if all(group.node_count == 1 for group in self.groups):
+        if all(place.group.node_count == 1 for place in self.places):
             return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
         # Many candidates lie alike: those with the same stages on the same group.
         alike, which = candidates.distinct(("group", "pp", "gpu_count"))
-        nodes, crossing = _spans(self.groups, alike)
+        nodes, crossing = _spans(self.places, alike)
         return nodes[which], crossing[which]
 
-    def _ring(self, rank_count: Floats, node_count: Floats) -> Ring:
-        return _ring(self.inside, self.across, rank_count, node_count, self.calibration)
+    def _ring(self, candidates: Candidates, rank_count: Floats, node_count: Floats) -> Ring:
+        inside, across = self._hops_of(candidates)
+        return _ring(inside, across, rank_count, node_count, self.calibration)
+
+    def _hops_of(self, candidates: Candidates) -> tuple[Hop, Hop]:
+        """Return what GPUs reach inside their nodes and across, ``[n, 1]``."""
+        place = _place_of(candidates)
+        inside, across = zip(*self.tiers, strict=True)
+        return _column(inside, place), _column(across, place)
 
 
 def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
@@ -186,7 +219,7 @@ def send_s(tier: Tier | Hop, size_bytes: Floats, count: Floats | float = 1.0) ->
     return seconds
 
 
-def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, calibration: Calibration) -> Ring:
+def _ring(inside: Hop, across: Hop, rank_count: Floats, node_count: Floats, calibration: Calibration) -> Ring:
     nodes = np.minimum(node_count, rank_count)
     local = np.ceil(rank_count / nodes)
     # Of an exchange, the share that goes to other nodes takes the network.
@@ -206,15 +239,16 @@ def _ring(inside: Tier, across: Tier, rank_count: Floats, node_count: Floats, ca
     )
 
 
-def _node_counts(group: GpuGroup) -> list[int]:
-    return [count for part in group.parts for count in part.node_counts]
+def _column(tiers: Sequence[Tier], place: Ints) -> Hop:
+    figures = np.array([(tier.bandwidth_bytes_per_s, tier.latency_s) for tier in tiers])[place]
+    return Hop(bandwidth_bytes_per_s=figures[:, :1], latency_s=figures[:, 1:])
 
 
-def _group_of(candidates: Candidates) -> Ints:
+def _place_of(candidates: Candidates) -> Ints:
     return np.zeros(len(candidates), dtype=np.int64) if candidates.group is None else candidates.group
 
 
-def _spans(groups: tuple[GpuGroup, ...], candidates: Candidates) -> tuple[Floats, Flags]:
+def _spans(places: tuple[Place, ...], candidates: Candidates) -> tuple[Floats, Flags]:
     """Return the nodes that the ranks of each stage lie on, and whether some lie apart from the next stage's.
 
     Both ``[n, p]``. The last stage's next is the first, for interleaved chunks.
@@ -222,28 +256,25 @@ def _spans(groups: tuple[GpuGroup, ...], candidates: Candidates) -> tuple[Floats
     is_stage = candidates.stage_mask
     size = np.where(is_stage, candidates.gpu_count, 0)
     ends = np.cumsum(size, axis=1)
-    first, last = _nodes_at(groups, candidates, ends - size, ends)
+    first, last = _nodes_at(places, candidates, ends - size, ends)
     crossing = np.roll(last, -1, axis=1) != first
     crossing[:, -1] = True
-    is_apart = (crossing | candidates.last_stages) & _is_spread(groups)[_group_of(candidates)][:, None]
+    is_spread = np.array([place.group.node_count > 1 for place in places])
+    is_apart = (crossing | candidates.last_stages) & is_spread[_place_of(candidates)][:, None]
     return 1.0 + np.where(is_stage, last - first, 0), is_apart
 
 
-def _is_spread(groups: tuple[GpuGroup, ...]) -> Flags:
-    return np.array([group.node_count > 1 for group in groups], dtype=np.bool_)
-
-
-def _nodes_at(groups: tuple[GpuGroup, ...], candidates: Candidates, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _nodes_at(places: tuple[Place, ...], candidates: Candidates, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return the node of the rank at each start, and of the one before each end."""
-    group_of = _group_of(candidates)
-    counts = [_node_counts(group) for group in groups]
-    sizes = np.array([each[0] for each in counts])[group_of][:, None]
+    place_of = _place_of(candidates)
+    sizes = np.array([place.node_counts[0] for place in places])[place_of][:, None]
     first, last = starts // sizes, (ends - 1) // sizes
-    for index, each in enumerate(counts):
+    for index, place in enumerate(places):
+        counts = place.node_counts
         # Full nodes but for the last one are as good as full.
-        if any(count != each[0] for count in each[:-1]):
-            rows = np.flatnonzero(group_of == index)
-            boundaries = np.cumsum(each)[:-1]
+        if any(count != counts[0] for count in counts[:-1]):
+            rows = np.flatnonzero(place_of == index)
+            boundaries = np.cumsum(counts)[:-1]
             first[rows] = np.searchsorted(boundaries, starts[rows], side="right")
             last[rows] = np.searchsorted(boundaries, ends[rows], side="left")
     return first, last

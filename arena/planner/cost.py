@@ -28,7 +28,7 @@ from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Floats, Ints
-from arena.planner.communication import Network, Rings, all_gather_s, all_reduce_s, all_to_all_s, send_s
+from arena.planner.communication import Network, Place, Rings, all_gather_s, all_reduce_s, all_to_all_s, send_s
 from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
 from arena.planner.holdings import Holdings, holdings, state_bytes
 from arena.planner.implementation import WORKER, Implementation
@@ -65,9 +65,9 @@ class Term:
     seconds: Floats
     which: Ints
 
-    def at(self, stages: Ints) -> Floats:
-        """Return the seconds of one stage of each candidate."""
-        one: Floats = self.seconds[self.which, stages]
+    def at(self, rows: Ints, stages: Ints) -> Floats:
+        """Return the seconds of one stage of each of some candidates."""
+        one: Floats = self.seconds[self.which[rows], stages]
         return one
 
 
@@ -105,24 +105,56 @@ class _StageTerms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """A step's time, ``[n]``, and what it is made of."""
+class Timing:
+    """The steps of some candidates on their places."""
 
+    candidates: Candidates
     terms: _StageTerms
     stage_s: Floats
     pipeline_s: Floats
     iter_time_s: Floats
 
+    def breakdown_s(self, rows: Ints) -> dict[str, Floats]:
+        """Split steps along their busiest stage; what is left over is the update that nothing hides."""
+        stage_s, iter_time_s, pipeline_s = self.stage_s[rows], self.iter_time_s[rows], self.pipeline_s[rows]
+        count = np.broadcast_to(self.candidates.micro_batch_count[rows], stage_s.shape)
+        busy_s = count * stage_s
+        busiest = busy_s.argmax(axis=1)
+        at = np.arange(len(rows)), busiest
+        exposed_s = iter_time_s - pipeline_s
+        sync = self.terms.sync
+        data_s = np.minimum(sync.seconds.max(axis=1)[sync.which[rows]], exposed_s)
+        return {
+            "expert_exchange": np.zeros(len(rows)),
+            **{name: count[at] * term.at(rows, busiest) for name, term in self.terms.of_micro_batch.items()},
+            "pipeline_bubble": pipeline_s - busy_s[at],
+            "data_parallel": data_s,
+            "update": exposed_s - data_s,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """What times depend on beside the candidates."""
+    """What times depend on beside the candidates; they stand on ``places``, whose types keep the same activations."""
 
     model: ModelCost
     train: TrainSpec
-    gpu_type: GpuType
+    places: tuple[Place, ...]
     implementation: Implementation
     calibration: Calibration
+
+    @property
+    def gpu_types(self) -> tuple[GpuType, ...]:
+        """The types of the places, each once."""
+        return tuple({place.gpu_type.name: place.gpu_type for place in self.places}.values())
+
+    def with_types(self, candidates: Candidates) -> Candidates:
+        """Return the candidates with their positions in ``gpu_types``."""
+        if len(self.gpu_types) == 1:
+            return candidates
+        names = [gpu_type.name for gpu_type in self.gpu_types]
+        type_of = np.array([names.index(place.gpu_type.name) for place in self.places])
+        return replace(candidates, gpu_type=type_of[candidates.group])
 
     @property
     def gradient_bytes(self) -> float:
@@ -139,74 +171,89 @@ class _Setting:
 def evaluate(
     train: TrainSpec,
     gpu_type: GpuType,
-    groups: GpuGroup | tuple[GpuGroup, ...],
+    group: GpuGroup,
     candidates: Candidates,
     *,
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
     model: ModelCost | None = None,
 ) -> Estimates:
-    """Predict time and memory of every candidate on its group of one GPU type.
+    """Predict time and memory of every candidate on a group of one GPU type.
 
     Args:
         model: Weights of another program's model, with as many layers; by default those of the worker's.
     """
-    setting = _setting(train, gpu_type, implementation, calibration)
-    if model is not None:
-        setting = replace(setting, model=model)
-    several = (groups,) if isinstance(groups, GpuGroup) else groups
-    step = _step(setting, several, candidates)
-    held = holdings(setting.model, candidates)
-    memory = memory_by_stage(setting.model, train, gpu_type, candidates, held, implementation=implementation)
-    counts = np.array([group.gpu_count for group in several], dtype=np.float64)
-    gpu_count = counts[0] if candidates.group is None else counts[candidates.group]
+    places = (Place(gpu_type=gpu_type, group=group),)
+    model = model or model_cost(train.model, operators_of(gpu_type, implementation))
+    step = timing(train, places, candidates, implementation=implementation, calibration=calibration, model=model)
+    held = holdings(model, candidates)
+    memory = memory_by_stage(model, train, gpu_type, candidates, held, implementation=implementation)
+    return estimates_of(step, np.arange(len(candidates)), memory.total, places[0].usd_per_s)
+
+
+def estimates_of(step: Timing, rows: Ints, memory_bytes: Floats, usd_per_s: Floats | float) -> Estimates:
+    """Return what is known of some candidates, with their memory and the prices of their places."""
+    iter_time_s = step.iter_time_s[rows]
     return Estimates(
-        iter_time_s=step.iter_time_s,
-        breakdown_s=_breakdown(step, candidates),
-        memory_bytes_by_stage=memory.total,
-        relative_error=np.full(len(candidates), MODELLED_RELATIVE_ERROR),
-        usd_per_step=step.iter_time_s * gpu_count * gpu_type.usd_per_hour / 3600.0,
+        iter_time_s=iter_time_s,
+        breakdown_s=step.breakdown_s(rows),
+        memory_bytes_by_stage=memory_bytes,
+        relative_error=np.full(len(rows), MODELLED_RELATIVE_ERROR),
+        usd_per_step=iter_time_s * usd_per_s,
     )
 
 
 def iter_times_s(
     train: TrainSpec,
     gpu_type: GpuType,
-    groups: GpuGroup | tuple[GpuGroup, ...],
+    group: GpuGroup,
     candidates: Candidates,
     *,
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
 ) -> Floats:
-    """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in much less time."""
-    several = (groups,) if isinstance(groups, GpuGroup) else groups
-    return _step(_setting(train, gpu_type, implementation, calibration), several, candidates).iter_time_s
+    """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in less time."""
+    places = (Place(gpu_type=gpu_type, group=group),)
+    return timing(train, places, candidates, implementation=implementation, calibration=calibration).iter_time_s
 
 
-def _setting(train: TrainSpec, gpu_type: GpuType, implementation: Implementation, calibration: Calibration) -> _Setting:
-    return _Setting(
-        model=model_cost(train.model, operators_of(gpu_type, implementation)),
+def timing(
+    train: TrainSpec,
+    places: tuple[Place, ...],
+    candidates: Candidates,
+    *,
+    implementation: Implementation = WORKER,
+    calibration: Calibration = CALIBRATION,
+    model: ModelCost | None = None,
+) -> Timing:
+    """Predict the step of every candidate on its place; what is the same on several places is computed once.
+
+    Args:
+        places: Of GPU types whose operators keep the same (``memory_kind``); a candidate's is ``candidates.group``.
+    """
+    setting = _Setting(
+        model=model or model_cost(train.model, operators_of(places[0].gpu_type, implementation)),
         train=train,
-        gpu_type=gpu_type,
+        places=places,
         implementation=implementation,
         calibration=calibration,
     )
-
-
-def _step(setting: _Setting, groups: tuple[GpuGroup, ...], candidates: Candidates) -> _Step:
-    terms = _stage_terms(setting, Network.of(setting.gpu_type, groups, setting.calibration), candidates)
+    terms = _stage_terms(setting, Network.of(places, calibration), setting.with_types(candidates))
     stage_s = terms.total_s()
     pipeline_s = pipeline_time_s(stage_s, candidates.micro_batch_count, candidates.virtual_stage_count)
-    after_s = terms.after.seconds[terms.after.which]
-    return _Step(
+    return Timing(
+        candidates=candidates,
         terms=terms,
         stage_s=stage_s,
         pipeline_s=pipeline_s,
-        iter_time_s=step_end_s(pipeline_s, stage_s, after_s),
+        iter_time_s=step_end_s(pipeline_s, stage_s, terms.after.seconds[terms.after.which]),
     )
 
 
-_OF_LAYERS = ("cut", "pp", "tp", "micro_batch_size", "is_sequence_parallel", "expert_parallel", "recompute")
+_OF_LAYERS = (
+    *("gpu_type", "cut", "pp", "tp"),
+    *("micro_batch_size", "is_sequence_parallel", "expert_parallel", "recompute"),
+)
 _OF_EXCHANGE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "micro_batch_size", "expert_parallel", "recompute")
 _OF_STATE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "expert_parallel", "zero")
 _OF_SENDS = ("group", "cut", "pp", "tp", "gpu_count", "micro_batch_size", "is_sequence_parallel")
@@ -244,14 +291,18 @@ def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) ->
 
 
 def _compute_s(setting: _Setting, candidates: Candidates) -> Floats:
-    return stage_compute_s(
-        setting.model,
-        setting.train,
-        setting.gpu_type,
-        candidates,
-        implementation=setting.implementation,
-        calibration=setting.calibration,
-    )
+    found = np.zeros((len(candidates), candidates.depth))
+    for index, gpu_type in enumerate(setting.gpu_types):
+        is_here = np.full(len(candidates), True) if candidates.gpu_type is None else candidates.gpu_type == index
+        found[is_here] = stage_compute_s(
+            setting.model,
+            setting.train,
+            gpu_type,
+            candidates.take(np.flatnonzero(is_here)),
+            implementation=setting.implementation,
+            calibration=setting.calibration,
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +321,7 @@ def _state_times(setting: _Setting, network: Network, candidates: Candidates, co
     return _StateTimes(
         shard_s=setting.exposed_s(shard_s, compute_s) if setting.implementation.overlaps_shards else shard_s,
         sync_s=_sync_s(setting, candidates, rings, held) + _scatter_s(setting, candidates, rings, held, compute_s),
-        update_s=_update_s(setting.gpu_type, candidates, held),
+        update_s=_update_s(network, candidates, held),
     )
 
 
@@ -390,23 +441,6 @@ def _scatter_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Ho
     return np.where(candidates.stage_mask, seconds, 0.0)
 
 
-def _update_s(gpu_type: GpuType, candidates: Candidates, held: Holdings) -> Floats:
+def _update_s(network: Network, candidates: Candidates, held: Holdings) -> Floats:
     own = np.where(candidates.zero[:, None] >= 1, held.share, held.total)
-    return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / gpu_type.memory_bandwidth_bytes_per_s
-
-
-def _breakdown(step: _Step, candidates: Candidates) -> dict[str, Floats]:
-    """Split the step along its busiest stage; what is left over is the update that nothing hides."""
-    rows = np.arange(len(candidates))
-    busy_s = candidates.micro_batch_count * step.stage_s
-    busiest = busy_s.argmax(axis=1)
-    count = np.broadcast_to(candidates.micro_batch_count, busy_s.shape)[rows, busiest]
-    exposed_s = step.iter_time_s - step.pipeline_s
-    data_s = np.minimum(step.terms.sync.seconds.max(axis=1)[step.terms.sync.which], exposed_s)
-    return {
-        "expert_exchange": np.zeros(len(candidates)),
-        **{name: count * term.at(busiest) for name, term in step.terms.of_micro_batch.items()},
-        "pipeline_bubble": step.pipeline_s - busy_s[rows, busiest],
-        "data_parallel": data_s,
-        "update": exposed_s - data_s,
-    }
+    return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / network.memory_bandwidth(candidates)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from arena.domain.grid import PARETO_PLANS_MAX, Cell, Estimate, PlanEstimate
 from arena.domain.job import ParallelLimits, TrainSpec
 from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.planner.bulk import Batch, Priced, batches_of, peaks_bytes, priced
+from arena.planner.bulk import Memories, Priced, batches_of, priced
 from arena.planner.candidates import Floats, Ints, candidate_of
+from arena.planner.communication import Place
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.layouts import Layouts, LayoutSpace, LayoutTable
 from arena.planner.memory import USABLE_SHARE, memory_kind
@@ -98,116 +100,109 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Groups with all layouts they allow."""
+    """Places with all layouts they allow."""
 
     search: Search
-    wanted: Sequence[tuple[GpuType, GpuGroup]]
+    places: tuple[Place, ...]
     table: LayoutTable
-    batches: tuple[Batch, ...]
     plans: dict[int, ParallelPlan] = field(default_factory=dict)
 
     @classmethod
     def of(cls, search: Search, wanted: Sequence[tuple[GpuType, GpuGroup]]) -> _Table:
+        places = tuple(Place(gpu_type=gpu_type, group=group) for gpu_type, group in wanted)
         space = LayoutSpace(train=search.train, limits=search.limits)
-        table = space.table([group for _, group in wanted])
-        return cls(search=search, wanted=wanted, table=table, batches=batches_of(table.layouts))
-
-    @property
-    def layouts(self) -> Layouts:
-        return self.table.layouts
+        return cls(search=search, places=places, table=space.table([place.group for place in places]))
 
     def cells(self) -> tuple[list[Cell | Reason], Counts]:
+        """Return what is found for each place."""
+        if not len(self.table.layouts):
+            return [self._no_layout(place) for place in self.places], Counts()
+        batches = batches_of(self.table.layouts)
         found: dict[int, Cell | Reason] = {}
-        peaks_by_kind: dict[object, Floats] = {}
         timed = 0
-        for gpu_type, members in self._by_type():
-            kind = memory_kind(gpu_type)
-            if kind not in peaks_by_kind:
-                peaks_by_kind[kind] = peaks_bytes(self.search.train, gpu_type, self.batches)
-            peaks = peaks_by_kind[kind]
-            times = self._priced(gpu_type, members, peaks)
-            timed += len(times.row)
-            found |= self._cells_of(gpu_type, members, peaks, times)
+        for members in self._alike():
+            memories = Memories.of(self.search.train, self.places[members[0]], batches)
+            plans = self._priced(members, memories)
+            timed += len(plans.row)
+            found |= self._cells_of(members, plans)
         judged = sum(end - start for start, end in self.table.ranges)
-        return [found[index] for index in range(len(self.wanted))], Counts(judged=judged, timed=timed)
+        return [found[index] for index in range(len(self.places))], Counts(judged=judged, timed=timed)
 
-    def _by_type(self) -> Iterator[tuple[GpuType, list[int]]]:
-        """Yield each GPU type with the positions of its groups."""
-        by_name: dict[str, list[int]] = {}
-        for index, (gpu_type, _) in enumerate(self.wanted):
-            by_name.setdefault(gpu_type.name, []).append(index)
-        for members in by_name.values():
-            yield self.wanted[members[0]][0], members
+    def _alike(self) -> Iterable[list[int]]:
+        """Return the positions of places on which plans need the same memory."""
+        by_kind: dict[Hashable, list[int]] = {}
+        for index, place in enumerate(self.places):
+            by_kind.setdefault(memory_kind(place.gpu_type), []).append(index)
+        return by_kind.values()
 
-    def _priced(self, gpu_type: GpuType, members: Sequence[int], peaks: Floats) -> Priced:
-        groups = [(self.wanted[index][1], self.table.ranges[index]) for index in members]
-        fits = peaks <= USABLE_SHARE * gpu_type.memory_bytes
-        return priced(self.search.train, gpu_type, groups, self.batches, fits)
+    def _priced(self, members: Sequence[int], memories: Memories) -> Priced:
+        sizes = {self.places[index].gpu_type.memory_bytes for index in members}
+        fits = {size: memories.peaks <= USABLE_SHARE * size for size in sorted(sizes)}
+        return priced(
+            self.search.train,
+            [(self.places[index], self.table.ranges[index]) for index in members],
+            memories,
+            [fits[self.places[index].gpu_type.memory_bytes] for index in members],
+        )
 
-    def _cells_of(
-        self, gpu_type: GpuType, members: Sequence[int], peaks: Floats, times: Priced
-    ) -> Mapping[int, Cell | Reason]:
-        """Return the cells of the groups of one type, by position."""
-        ends = np.searchsorted(times.group, np.arange(len(members) + 1))
+    def _cells_of(self, members: Sequence[int], plans: Priced) -> Mapping[int, Cell | Reason]:
+        ends = np.searchsorted(plans.place, np.arange(len(members) + 1)).tolist()
         chosen = [
-            _chosen(self.layouts, times.row[start:end], times.iter_time_s[start:end], peaks)
-            for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+            start
+            + _chosen(self.table.layouts, plans.row[start:end], plans.iter_time_s[start:end], plans.memories.peaks)
+            for start, end in pairwise(ends)
         ]
-        rows = np.concatenate(chosen)
-        group = np.repeat(np.arange(len(members)), [len(some) for some in chosen])
-        estimates = iter(self._plan_estimates(gpu_type, members, rows, group)) if len(rows) else iter(())
+        estimates = iter(self._plan_estimates(plans, np.concatenate(chosen)))
         cells: dict[int, Cell | Reason] = {}
         for index, some in zip(members, chosen, strict=True):
             if len(some):
-                best, *others = (next(estimates) for _ in range(len(some)))
-                cells[index] = Cell(group=self.wanted[index][1], best=best, others=tuple(others))
+                best, *others = islice(estimates, len(some))
+                cells[index] = Cell(group=self.places[index].group, best=best, others=tuple(others))
             else:
-                cells[index] = self._infeasible(index, peaks)
+                cells[index] = self._infeasible(index, plans.memories)
         return cells
 
-    def _plan_estimates(
-        self, gpu_type: GpuType, members: Sequence[int], rows: Ints, group: Ints
-    ) -> Iterator[PlanEstimate]:
-        everyone = self.layouts.take(rows).candidates()
-        candidates = everyone.take(np.arange(len(rows)), group=group)
-        groups = tuple(self.wanted[index][1] for index in members)
-        estimates = evaluate(self.search.train, gpu_type, groups, candidates)
-        return _plan_estimates(estimates, [self._plan(row) for row in rows.tolist()])
+    def _plan_estimates(self, plans: Priced, chosen: Ints) -> list[PlanEstimate]:
+        rows = plans.row[chosen].tolist()
+        for row in rows:
+            if row not in self.plans:
+                self.plans[row] = self.table.layouts.plan(row)
+        found: dict[int, PlanEstimate] = {}
+        for which, estimates in plans.estimates(chosen):
+            positions = which.tolist()
+            some = _plan_estimates(estimates, [self.plans[rows[position]] for position in positions])
+            found.update(zip(positions, some, strict=True))
+        return [found[position] for position in range(len(rows))]
 
-    def _plan(self, row: int) -> ParallelPlan:
-        if row not in self.plans:
-            self.plans[row] = self.layouts.plan(row)
-        return self.plans[row]
-
-    def _infeasible(self, index: int, peaks: Floats) -> Reason:
-        gpu_type, group = self.wanted[index]
+    def _infeasible(self, index: int, memories: Memories) -> Reason:
+        place = self.places[index]
         start, end = self.table.ranges[index]
         if start == end:
-            space = LayoutSpace(train=self.search.train, limits=self.search.limits)
-            return reason(ReasonCode.DIVISIBILITY, detail=f"{group}: {'; '.join(space.bounds(group))}")
-        leanest = start + int(peaks[start:end].argmin())
-        candidates = self.layouts.take(np.array([leanest])).candidates()
-        estimates = evaluate(self.search.train, gpu_type, group, candidates)
-        return _too_big(estimates.memory_bytes_by_stage[0], gpu_type)
+            return self._no_layout(place)
+        leanest = start + int(memories.peaks[start:end].argmin())
+        return _too_big(memories.of_layout(leanest), place.gpu_type)
+
+    def _no_layout(self, place: Place) -> Reason:
+        space = LayoutSpace(train=self.search.train, limits=self.search.limits)
+        return reason(ReasonCode.DIVISIBILITY, detail=f"{place.group}: {'; '.join(space.bounds(place.group))}")
 
 
 def _chosen(layouts: Layouts, rows: Ints, seconds: Floats, peaks: Floats) -> Ints:
-    """Return the layouts of a group that matter: the best, then the fastest and all that need less memory than it.
+    """Return which plans of a place matter: the best, then the fastest and all that need less memory than faster ones.
 
     Of equally fast plans the simplest is the best: without recomputation, then with the least sharding.
     """
     if not len(rows):
-        return rows
+        return np.zeros(0, dtype=np.int64)
     order = np.argsort(seconds, kind="stable")
-    rows, seconds = rows[order], seconds[order]
-    near = rows[: int(np.searchsorted(seconds, (1.0 + NEAR_TIE_SHARE) * seconds[0], side="right"))]
+    near = rows[order[: int(np.count_nonzero(seconds <= (1.0 + NEAR_TIE_SHARE) * seconds.min()))]]
     some = layouts.take(near)
     best = int((4 * (some.column("recompute") > 0) + some.column("zero")).argmin())
-    least = np.minimum.accumulate(peaks[rows])
+    least = np.minimum.accumulate(peaks[rows[order]])
     is_front = np.concatenate(([True], least[1:] < least[:-1]))
     is_front[best] = False
-    others: Ints = rows[is_front][:PARETO_PLANS_MAX]
-    return np.concatenate((rows[best : best + 1], others))
+    others: Ints = order[is_front][:PARETO_PLANS_MAX]
+    return np.concatenate((order[best : best + 1], others))
 
 
 def _too_big(by_stage: Floats, gpu_type: GpuType) -> Reason:
