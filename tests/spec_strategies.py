@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from arena.domain.job import IMAGE_FAMILIES, JobKind, JobSpec, ModelFamily
+from arena.domain.variant import VARIANT_FIELDS
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn", "Z"]), min_size=1, max_size=8)
@@ -28,7 +29,43 @@ def maybe(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 def model_fields(draw: st.DrawFn, families: tuple[ModelFamily, ...] = tuple(ModelFamily)) -> dict[str, Any]:
     """Fields of a model of any of the families, whose widths divide."""
     family = draw(st.sampled_from(families))
-    return {**draw(_common_model_fields()), "family": family, **draw(_family_fields(family))}
+    fields = {**draw(_common_model_fields()), "family": family, **draw(_family_fields(family))}
+    return {**fields, "variant": draw(_variant_fields(family, fields["layers"]))}
+
+
+@st.composite
+def _variant_fields(draw: st.DrawFn, family: ModelFamily, layers: int) -> dict[str, Any]:
+    """Some of what a variant of the family can have, each field with those that it needs."""
+    own = [name for name, field in VARIANT_FIELDS.items() if family in field.families and name not in _BOUND_FIELDS]
+    if layers == 1:
+        own = [name for name in own if not name.startswith("dense_")]
+    chosen = draw(st.sets(st.sampled_from(own), max_size=4)) if own else set()
+    return {name: draw(_variant_value(name, layers)) for name in sorted(_with_needs(chosen))}
+
+
+def _with_needs(names: set[str]) -> set[str]:
+    more = names | {need for name in names for need in VARIANT_FIELDS[name].needs}
+    return names if more == names else _with_needs(more)
+
+
+# Their values hang on other fields of the model.
+_BOUND_FIELDS = {"bottleneck"}
+_VARIANT_WORDS = {"attention_bias": ["all", "none", "qkv", "output"], "activation": ["gelu", "relu", "silu"]}
+
+
+def _variant_value(name: str, layers: int) -> st.SearchStrategy[Any]:
+    if name in _VARIANT_WORDS:
+        return st.sampled_from(_VARIANT_WORDS[name])
+    if name in {"qk_norm", "shared_gate", "router_bias", "post_norm"}:
+        return st.just(True)
+    if name == "is_gated":
+        return st.booleans()
+    if name == "rope_scaling":
+        return words
+    if name == "dense_layers":
+        return st.integers(1, layers - 1)
+    # Even, as a rotary embedding wants it; and a window period of 1 says nothing.
+    return st.integers(1, 2**30).map(lambda half: 2 * half)
 
 
 @st.composite
