@@ -12,7 +12,7 @@ from arena.domain.capability import tensor_parallel_dimensions
 from arena.domain.cluster import GpuType
 from arena.domain.job import ModelSpec, TrainSpec
 from arena.domain.parallel import Recompute, even_split
-from arena.planner.candidates import RECOMPUTE_MODES, Candidates, chunk_units
+from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, chunk_units
 from arena.planner.cost import evaluate
 from arena.planner.holdings import holdings
 from arena.planner.memory import USABLE_SHARE, memory_by_stage
@@ -23,6 +23,10 @@ from experiments.arena_data.models import Trained, trained
 
 MICRO_BATCHES = 16
 """Of a step, whatever the plan (``optimize_all_configs.sh``)."""
+
+MESH_NODES_MAX = 4
+IMBALANCE_MAX = 0.25
+"""Of Alpa's search (``AutoStageOption`` in the trainers, ``stage_construction.py`` of Alpa)."""
 
 _WEIGHT_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -53,19 +57,26 @@ class PlanPrediction:
     time_s: float
     memory_bytes: float
     fits: bool
+    is_searched: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the planner says of a cell."""
+    """What the planner says of a cell.
+
+    Args:
+        plans: All uniform plans.
+        is_refused: Alpa's compiler fails, whatever fits.
+    """
 
     cell: Cell
     plans: tuple[PlanPrediction, ...]
+    is_refused: bool
 
     @property
     def best(self) -> PlanPrediction | None:
-        """The fastest plan that fits."""
-        return fastest(self.plans)
+        """The fastest plan that fits, among those that Alpa's search looks at."""
+        return fastest(plan for plan in self.plans if plan.is_searched)
 
 
 def fastest(plans: Iterable[PlanPrediction]) -> PlanPrediction | None:
@@ -77,8 +88,9 @@ def predict(cell: Cell, links: Mapping[str, Links]) -> Prediction:
     """Return what the planner says of a cell."""
     work, gpu_type = trained(cell.workload), gpu_type_of(cell.hardware, links)
     layouts = list(layouts_of(cell.workload, cell.hardware))
+    refused = is_refused(cell.workload, cell.hardware)
     if not layouts:
-        return Prediction(cell=cell, plans=())
+        return Prediction(cell=cell, plans=(), is_refused=refused)
     candidates = candidates_of(layouts, work.train)
     estimates = evaluate(
         work.train,
@@ -89,20 +101,27 @@ def predict(cell: Cell, links: Mapping[str, Links]) -> Prediction:
         calibration=calibration(),
         model=work.model,
     )
-    memory_bytes = tensor_bytes(candidates, gpu_type, work)
     limit_bytes = USABLE_SHARE * memory_limit_bytes(gpu_type)
     plans = (
-        PlanPrediction(layout=one, time_s=seconds, memory_bytes=needed, fits=needed <= limit_bytes)
-        for one, seconds, needed in zip(layouts, estimates.iter_time_s.tolist(), memory_bytes, strict=True)
+        PlanPrediction(
+            layout=layout,
+            time_s=seconds,
+            memory_bytes=needed,
+            fits=needed <= limit_bytes,
+            is_searched=is_searched(layout, work.model, cell.hardware),
+        )
+        for layout, seconds, needed in zip(
+            layouts, estimates.iter_time_s.tolist(), tensor_bytes(candidates, gpu_type, work), strict=True
+        )
     )
-    return Prediction(cell=cell, plans=tuple(plans))
+    return Prediction(cell=cell, plans=tuple(plans), is_refused=refused)
 
 
 def layouts_of(workload: Workload, hardware: Hardware) -> Iterator[Layout]:
-    """Yield the plans that Alpa's search looks at, stages of equal meshes: degrees are powers of two.
+    """Yield the plans whose stages have equal meshes, by powers of two.
 
     Tensor parallelism stays inside a node; a micro-batch has at least a sample (and a group of experts' tokens) for
-    each replica; stages have equal layers, operations or something between operations and weights.
+    each replica.
     """
     work = trained(workload)
     model = work.train.model
@@ -123,13 +142,7 @@ def _splits(tp: int, model: ModelSpec) -> bool:
 def splits_of(model: ModelCost, pp: int) -> list[tuple[int, ...]]:
     """Return ways to split layers over stages: as many each, as much work each, and between work and weights."""
     layers = model.unit_count - 2
-    work, weights = (
-        model.by_unit(values)[1:-1]
-        for values in (
-            [part.flops_per_sample for part in model.parts],
-            [float(part.parameters.total) for part in model.parts],
-        )
-    )
+    work, weights = _work(model), model.by_unit([float(part.parameters.total) for part in model.parts])[1:-1]
     found = {tuple(even_split(layers, pp))}
     for share in _WEIGHT_SHARES:
         sums = np.cumsum((1.0 - share) * work / work.sum() + share * weights / weights.sum())
@@ -138,6 +151,38 @@ def splits_of(model: ModelCost, pp: int) -> list[tuple[int, ...]]:
         if min(split) > 0:
             found.add(split)
     return sorted(found)
+
+
+def _work(model: ModelCost) -> Floats:
+    """Return the operations of each layer."""
+    return model.by_unit([part.flops_per_sample for part in model.parts])[1:-1]
+
+
+def is_searched(layout: Layout, model: ModelCost, hardware: Hardware) -> bool:
+    """Tell whether Alpa's search looks at a plan.
+
+    A stage lies on four nodes at most (``small_power_of_two``), and where there are several, each has its share of the
+    work within a tolerance (``stage_imbalance_tolerance``).
+    """
+    pp, dp, tp = layout.degrees
+    work = _work(model)
+    ends = np.cumsum(layout.stage_layers)
+    shares = np.array([part.sum() for part in np.split(work, ends[:-1])]) / work.sum() * pp
+    is_even = pp == 1 or (shares.max() < 1.0 + IMBALANCE_MAX and shares.min() > 1.0 / (1.0 + IMBALANCE_MAX))
+    return bool(is_even) and dp * tp <= MESH_NODES_MAX * hardware.gpus_per_node
+
+
+def is_refused(workload: Workload, hardware: Hardware) -> bool:
+    """Tell whether Alpa's compiler fails on one of the meshes that its search compiles, which ends the run.
+
+    The search tries a mesh as so many replicas where they divide the samples of a micro-batch; a replica's samples must
+    hold whole groups of experts' tokens as well, which is not looked at.
+    """
+    samples = workload.batch // MICRO_BATCHES
+    group = trained(workload).samples_min
+    meshes = [2**power for power in range(hardware.gpus_per_node.bit_length())]
+    meshes += [nodes * hardware.gpus_per_node for nodes in (2, 4) if nodes <= hardware.node_count]
+    return any(samples % mesh == 0 and samples // group % mesh for mesh in meshes)
 
 
 def candidates_of(layouts: Sequence[Layout], train: TrainSpec) -> Candidates:
