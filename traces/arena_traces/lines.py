@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from arena_traces.defects import Defect, TraceError, trace_error
 
@@ -39,11 +39,22 @@ class Limits:
     line_count: int = 10_000_000
 
 
+DEFAULT_LIMITS = Limits()
+
+
 class Line(NamedTuple):
     """A line without its end; numbered from 1."""
 
     number: int
     text: str
+
+
+class ByteLines(Protocol):
+    """What lines are taken from."""
+
+    def readline(self, size: int, /) -> bytes:
+        """Return the next line with its end, or its first ``size`` bytes; nothing at the end."""
+        ...
 
 
 class Lines:
@@ -55,7 +66,7 @@ class Lines:
         is_whole: The packing vouches that the file was not cut, so that its last line need not end.
     """
 
-    def __init__(self, file: str, stream: IO[bytes], *, limits: Limits, is_whole: bool) -> None:
+    def __init__(self, file: str, stream: ByteLines, *, limits: Limits, is_whole: bool) -> None:
         self.file = file
         self.number = 0
         self._stream = stream
@@ -177,7 +188,7 @@ def opened(path: str | Path, limits: Limits) -> Iterator[OpenTrace]:
         start = raw.read(4)
         raw.seek(0)
         if start.startswith(GZIP_MAGIC):
-            stream: IO[bytes] = stack.enter_context(gzip.GzipFile(fileobj=raw))  # type: ignore[assignment]  # is one
+            stream: ByteLines = stack.enter_context(gzip.GzipFile(fileobj=raw))
         elif start in (ZIP_MAGIC, EMPTY_ZIP_MAGIC):
             stream = stack.enter_context(_zip_member(file, raw))
         else:

@@ -13,7 +13,7 @@ from arena.domain.trace import TraceJob
 from arena_traces.defects import Defect, Treatment, effective_treatments, trace_error
 from arena_traces.formats import format_named, format_of
 from arena_traces.formats.base import Flawed, Parsed, Reading, TraceFormat
-from arena_traces.lines import Limits, Line, Lines, opened
+from arena_traces.lines import DEFAULT_LIMITS, Limits, Line, Lines, opened
 from arena_traces.trace import Accounting, Source, Trace, order
 
 
@@ -22,7 +22,7 @@ def read_trace(
     *,
     format: str | None = None,  # noqa: A002 - the word that users know
     dropped: frozenset[Defect] = frozenset(),
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Trace:
     """Read a trace, plain or packed (gz, zip of one file).
 

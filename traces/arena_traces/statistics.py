@@ -1,12 +1,13 @@
 """What a trace is like: arrivals, GPUs, durations, and the load it offers. Pure: no I/O, no clock.
 
-Definitions: an hour is a clock hour of the trace's own time; percentiles interpolate linearly between order statistics;
-the coefficient of variation of inter-arrival times has the sample's standard deviation (n - 1), a Poisson process has 1;
-the mean of busy GPUs is the GPU time of all jobs over the span from the first submission to the last.
+Definitions: an hour is a clock hour of the trace's own time; percentiles interpolate linearly between order
+statistics; the coefficient of variation of inter-arrival times has the sample's standard deviation (n - 1), a Poisson
+process has 1; the mean of busy GPUs is the GPU time of all jobs over the span from the first submission to the last.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def statistics(trace: Trace, *, gpu_count: int | None = None) -> TraceStatistics
 def gpu_seconds_of(trace: Trace) -> float | None:
     """Return the GPU time of all jobs that state a duration, None where none does."""
     stated = [job.duration_s * job.gpu_count for job in trace.jobs if job.duration_s is not None]
-    return float(np.sum(stated)) if stated else None
+    return math.fsum(stated) if stated else None  # the same on every machine
 
 
 def _peak(submitted: npt.NDArray[np.float64]) -> int:

@@ -1,9 +1,9 @@
 """The tables that the simulator of Arena's artifact replays (EuroSys'26).
 
-``submission_time`` and ``deadline`` are instants of one clock, in seconds; ``num_iteration`` and ``batch_size`` (samples
-an iteration) say what is to be done, ``model_name`` is ``family__size``, ``num_gpu`` and ``gpu_type`` are what the user
-asked for. The artifact's simulator works off a fifth of the iterations; this reader does not divide. Arrivals are those of
-real clusters, all else was drawn at random. Pure: no I/O, no clock.
+``submission_time`` and ``deadline`` are instants of one clock, in seconds; ``num_iteration`` and ``batch_size``
+(samples an iteration) say what is to be done, ``model_name`` is ``family__size``, ``num_gpu`` and ``gpu_type`` are what
+the user asked for. The artifact's simulator works off a fifth of the iterations; this reader does not divide. Arrivals
+are those of real clusters, all else was drawn at random. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations

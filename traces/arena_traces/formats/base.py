@@ -74,22 +74,22 @@ class Reading:
 
 
 class TraceFormat(Protocol):
-    """A format of traces.
-
-    Attributes:
-        name: As users name it.
-        title: What it is, in a few words.
-        columns: Columns that a file of it must have; empty where it is no table.
-    """
+    """A format of traces."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As users name it."""
+        ...
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """What it is, in a few words."""
+        ...
 
     @property
-    def columns(self) -> tuple[str, ...]: ...
+    def columns(self) -> tuple[str, ...]:
+        """Columns that a file of it must have; empty where it is no table."""
+        ...
 
     def matches(self, first: str) -> bool:
         """Whether a file that begins with this line is of this format."""

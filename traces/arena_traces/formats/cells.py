@@ -1,4 +1,4 @@
-"""The cells of a table's row as values: numbers in their range, and what stands for no value. Pure: no I/O, no clock."""
+"""The cells of a table's row as values: numbers in their range, what stands for no value. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Arena's own log: what a scheduler did with its jobs, written by ``arena export``, as JSON lines.
 
-The first line says what the file is, the last one how many jobs it holds, so that a cut file is known. Between them is a
-line for each job: what was asked for, when, every attempt at it, and its end. Instants are of the scheduler's clock. The
-environment of commands is left out: it may hold secrets, and a replay has no use for it. Pure: no I/O, no clock.
+The first line says what the file is, the last one how many jobs it holds, so that a cut file is known. Between them is
+a line for each job: what was asked for, when, every attempt at it, and its end. Instants are of the scheduler's clock.
+The environment of commands is left out: it may hold secrets, and a replay has no use for it. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Microsoft's ITP clusters, 2021 (github.com/microsoft/elasticflow-traces, data/raw-traces; ElasticFlow, ASPLOS'23).
 
 Columns: ``job_id``, ``submission_time`` (s since the beginning of the collection), ``duration`` (s, running time) and
-``num_gpu``. Nothing says how a job ended. The same authors' tables with models and iterations can be read as well; those
-columns were drawn at random, and are ignored. Pure: no I/O, no clock.
+``num_gpu``. Nothing says how a job ended. The same authors' tables with models and iterations can be read as well;
+those columns were drawn at random, and are ignored. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
