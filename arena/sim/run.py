@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from arena.domain.events import Event, NodeDisconnected, Tick
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId
-from arena.domain.records import JobRecord
+from arena.domain.records import AttemptRecord, JobRecord
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.engine.invariants import violations
 from arena.engine.ports import Restored, Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
+from arena.sim.costs import SimCosts
 from arena.sim.kernel import Kernel
-from arena.sim.world import SimCosts, SimWorld
+from arena.sim.world import ARRIVALS_LAST, Fate, SimWorld
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,14 +29,21 @@ class Simulation:
         grids: Where performance grids come from.
         costs: Durations of the modelled agents.
         config: The engine's deadlines and budgets.
+        fates: How jobs really go; who is missing ends at the limit of its specification.
+        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
         check: Examine every state for broken invariants; slower.
+        watch: Called with every step. By default steps and ended jobs are kept; with a watcher they are not, so that
+            memory stays flat.
     """
 
     policy: Policy
     grids: GridSource
     costs: SimCosts = field(default_factory=SimCosts)
     config: EngineConfig = field(default_factory=lambda: EngineConfig(shape_settle_s=0.0))
+    fates: Mapping[JobId, Fate] = field(default_factory=dict)
+    pace_s: Callable[[AttemptRecord], float] | None = None
     check: bool = False
+    watch: Callable[[Step], None] | None = None
     kernel: Kernel[Event] = field(default_factory=Kernel)
     steps: list[Step] = field(default_factory=list)
     ended: dict[JobId, JobRecord] = field(default_factory=dict)
@@ -44,11 +52,18 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.policy, self.config)
-        self.world = SimWorld(self.kernel, self.grids, self.costs)
+        self.world = SimWorld(
+            kernel=self.kernel,
+            grids=self.grids,
+            costs=self.costs,
+            attempts=lambda name: self.engine.state.attempts[name],
+            fates=self.fates,
+            pace_s=self.pace_s,
+        )
 
     def at(self, at_s: float, event: Event) -> None:
         """Have something happen."""
-        self.kernel.push(at_s, event)
+        self.kernel.push(at_s, event, priority=ARRIVALS_LAST)
 
     def run(self, *, until_s: float = float("inf"), events_max: int = 10_000_000) -> None:
         """Go on until nothing is left to happen, or until an instant.
@@ -80,13 +95,25 @@ class Simulation:
         if isinstance(event, NodeDisconnected):
             self.world.lose_node(event.node_id)
         step = self.engine.handle(event, self.kernel.now_s)
-        self.steps.append(step)
-        self.ended.update({job.job_id: job for job in step.jobs if job.state.is_terminal})
+        self._forget_what_ended(step)
+        if self.watch is not None:
+            self.watch(step)
+        else:
+            self.steps.append(step)
+            self.ended.update({job.job_id: job for job in step.jobs if job.state.is_terminal})
         if self.check and (broken := violations(self.engine.state)):
             raise InternalError(f"after {event.kind} at {self.kernel.now_s:.3f} s: {'; '.join(broken)}")
         for command in step.commands:
             self.world.send(command)
         return step
+
+    def _forget_what_ended(self, step: Step) -> None:
+        for attempt in step.attempts:
+            if not attempt.is_live:
+                self.world.forget_attempt(attempt.attempt_id)
+        for job in step.jobs:
+            if job.state.is_terminal:
+                self.world.forget_job(job.job_id)
 
     def inputs(self) -> Iterable[tuple[float, Event]]:
         """Yield the log of inputs, from which the run can be replayed."""

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, BuildGrid, Command, LaunchAttempt, StopAttempt
-from arena.domain.events import AttemptEnded, AttemptStarted, Event, GridBuilt, GridFailed, WorkerReported
-from arena.domain.grid import Grid, GridSource
+from arena.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    GridBuilt,
+    GridFailed,
+    JobWishChanged,
+    WorkerReported,
+)
+from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import (
     AttemptId,
     CheckpointSaved,
     Finished,
-    Launch,
     NodeId,
     Progress,
     Ready,
@@ -21,173 +30,201 @@ from arena.domain.launch import (
     Stopped,
     WorkerReport,
 )
-from arena.domain.records import EndKind, NodeEnd
+from arena.domain.records import AttemptRecord, EndKind, NodeEnd
 from arena.errors import ArenaError
-from arena.sim.kernel import Kernel
+from arena.sim.costs import SimCosts
+from arena.sim.kernel import Kernel, Scheduled
 
 REPORTS_FIRST = 0
 ENDS_AFTER = 1
+ARRIVALS_LAST = 2
+"""At one instant departures come before arrivals, so that who arrives finds the devices free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimCosts:
-    """What the modelled agents take.
+class Fate:
+    """How a job really goes, whatever its specification declares.
 
     Args:
-        start_s: From launch to processes up.
-        load_s: From processes up to ready.
-        save_s: A checkpoint.
-        exit_s: From the last word of a worker until its processes are gone.
+        step_count: Its last step; None when it ends only by its user.
+        is_cancelled: Whether its user then kills it, instead of its being finished.
     """
 
-    start_s: float = 1.0
-    load_s: float = 2.0
-    save_s: float = 1.0
-    exit_s: float = 0.1
+    step_count: int | None
+    is_cancelled: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Run:
-    """A modelled attempt: its launch and, once rank 0 is ready, when and where it began to step."""
+    """A modelled attempt; ``began_at_s`` is set once all its nodes are up and it has begun to step."""
 
-    launch: Launch
-    nodes: tuple[NodeId, ...]
+    attempt: AttemptRecord
+    spec: JobSpec
+    nodes: list[NodeId] = field(default_factory=list)
     began_at_s: float | None = None
     began_step: int = 0
     step_s: float = 1.0
+    pending: list[Scheduled[Event]] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
 class SimWorld:
     """Carries out commands by scheduling the events that answer them.
 
-    A modelled job steps at the pace its grid says, saves when it is asked to stop, and finishes at its step limit.
+    A modelled job steps at the pace its estimate says, saves as often as it is told and when it is asked to stop, and
+    ends as its fate says.
 
     Args:
         kernel: Virtual time, shared with the run.
         grids: Makes the grids, at once.
         costs: Durations of the modelled agents.
+        attempts: Looks up a live attempt.
+        fates: How jobs really go; who is missing ends at the limit of its specification.
+        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
     """
 
-    def __init__(self, kernel: Kernel[Event], grids: GridSource, costs: SimCosts) -> None:
-        self._kernel = kernel
-        self._grids = grids
-        self._costs = costs
-        self._runs: dict[AttemptId, _Run] = {}
-        self._durable: dict[JobId, int] = {}
-        self._cache: dict[tuple[JobId, ClusterShape], Grid] = {}
-        self.sent: list[Command] = []
+    kernel: Kernel[Event]
+    grids: GridSource
+    costs: SimCosts
+    attempts: Callable[[AttemptId], AttemptRecord]
+    fates: Mapping[JobId, Fate] = field(default_factory=dict)
+    pace_s: Callable[[AttemptRecord], float] | None = None
+    _runs: dict[AttemptId, _Run] = field(default_factory=dict)
+    _durable: dict[JobId, int] = field(default_factory=dict)
 
     def send(self, command: Command) -> None:
         """Start carrying out a command."""
-        self.sent.append(command)
         match command:
             case LaunchAttempt():
                 self._launch(command)
             case StopAttempt():
                 self._stop(command)
             case BuildGrid():
-                self._kernel.push(self._kernel.now_s, self._grid(command.job_id, command.spec, command.shape))
+                self.kernel.push(self.kernel.now_s, self._grid(command.job_id, command.spec, command.shape))
             case AcknowledgeEnd() | AnswerRegistration():
                 pass
 
-    def step_of(self, job_id: JobId) -> int:
-        """Return the step in a job's last checkpoint."""
-        return self._durable.get(job_id, 0)
-
     def lose_node(self, node_id: NodeId) -> None:
-        """Kill what runs on a node without a word, as a power cut does."""
-        gone = {name for name, run in self._runs.items() if node_id in run.nodes}
-        for name in gone:
-            del self._runs[name]
-        self._kernel.drop(lambda event: getattr(event, "node_id", None) == node_id)
+        """Kill what runs on a node without a word, as a power cut does; its peers elsewhere die of it."""
+        now_s = self.kernel.now_s
+        for run in [run for run in self._runs.values() if node_id in run.nodes]:
+            self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+            self._forget(run)
+            run.nodes.remove(node_id)
+            self._end(run, now_s + self.costs.exit_s, EndKind.FAILED)
+
+    def forget_attempt(self, attempt_id: AttemptId) -> None:
+        """Forget an attempt that is over."""
+        self._runs.pop(attempt_id, None)
+
+    def forget_job(self, job_id: JobId) -> None:
+        """Forget a job that is over, so that memory does not grow with the trace."""
+        self._durable.pop(job_id, None)
 
     def _grid(self, job_id: JobId, spec: JobSpec, shape: ClusterShape) -> Event:
-        key = (job_id, shape)
         try:
-            if key not in self._cache:
-                self._cache[key] = self._grids.grid(spec, shape)
+            return GridBuilt(job_id=job_id, shape=shape, grid=self.grids.grid(spec, shape))
         except ArenaError as error:
             return GridFailed(job_id=job_id, error=error.message)
-        return GridBuilt(job_id=job_id, shape=shape, grid=self._cache[key])
 
     def _launch(self, command: LaunchAttempt) -> None:
-        launch, now_s = command.launch, self._kernel.now_s
-        name = launch.attempt_id
-        started_at_s = now_s + self._costs.start_s
-        self._kernel.push(started_at_s, AttemptStarted(node_id=command.node_id, attempt_id=name))
+        name, started_at_s = command.launch.attempt_id, self.kernel.now_s + self.costs.start_s
         run = self._runs.get(name)
-        nodes = (*(run.nodes if run else ()), command.node_id)
-        first = launch if launch.node_index == 0 else (run.launch if run else launch)
-        self._runs[name] = _Run(launch=first, nodes=nodes)
-        if len(nodes) == launch.node_count:
-            self._begin(name, self._runs[name], started_at_s)
+        if run is None:
+            run = self._runs[name] = _Run(attempt=self.attempts(name), spec=command.launch.spec)
+        run.nodes.append(command.node_id)
+        self._push(run, started_at_s, AttemptStarted(node_id=command.node_id, attempt_id=name))
+        if len(run.nodes) == command.launch.node_count:
+            self._begin(run, started_at_s)
 
-    def _begin(self, name: AttemptId, run: _Run, started_at_s: float) -> None:
-        began_step = self.step_of(run.launch.job_id)
-        began_at_s = started_at_s + self._costs.load_s
-        step_s = self._step_s(run.launch)
-        run = replace(run, began_at_s=began_at_s, began_step=began_step, step_s=step_s)
-        self._runs[name] = run
+    def _begin(self, run: _Run, started_at_s: float) -> None:
+        attempt = run.attempt
+        run.began_step = self._durable.get(attempt.job_id, 0)
+        load_s = self.costs.restart.restart_s(run.spec, attempt.group, is_first=run.began_step == 0)
+        run.began_at_s = started_at_s + load_s
+        run.step_s = self._step_s(attempt)
         ready = Ready(
-            resumed_step=began_step,
-            checkpoint=f"step-{began_step}" if began_step else None,
+            resumed_step=run.began_step,
+            checkpoint=f"step-{run.began_step}" if run.began_step else None,
             rendezvous_s=0.0,
-            load_s=self._costs.load_s,
+            load_s=load_s,
         )
-        self._report(began_at_s, run, ready)
-        self._report(began_at_s + step_s, run, self._progress(run, began_step + 1))
-        limit = run.launch.spec.step_limit
-        if limit is not None:
-            self._finish(name, run, began_at_s + max(limit - began_step, 0) * step_s, limit)
+        self._report(run, run.began_at_s, ready)
+        point = StepPoint(step=run.began_step + 1, loss=1.0, step_time_s=run.step_s, tokens_per_s=1.0 / run.step_s)
+        self._report(run, run.began_at_s + run.step_s, Progress(points=(point,)))
+        fate = self._fate(run)
+        if fate.step_count is not None:
+            self._finish(run, fate, fate.step_count)
 
-    def _step_s(self, launch: Launch) -> float:
-        grids = [grid for (job_id, _), grid in sorted(self._cache.items(), key=str) if job_id == launch.job_id]
-        for grid in reversed(grids):
-            for cell in grid.cells:
-                if cell.group.gpu_count == launch.world_size and cell.best.plan == launch.plan:
-                    return cell.best.estimate.iter_time_s
-        return 1.0
+    def _step_s(self, attempt: AttemptRecord) -> float:
+        if self.pace_s is not None:
+            return self.pace_s(attempt)
+        return attempt.estimate.iter_time_s if attempt.estimate is not None else 1.0
 
-    @staticmethod
-    def _progress(run: _Run, step: int) -> Progress:
-        point = StepPoint(step=step, loss=1.0, step_time_s=run.step_s, tokens_per_s=1.0 / run.step_s)
-        return Progress(points=(point,))
+    def _fate(self, run: _Run) -> Fate:
+        fate = self.fates.get(run.attempt.job_id)
+        return fate if fate is not None else Fate(step_count=run.spec.step_limit)
 
-    def _report(self, at_s: float, run: _Run, report: WorkerReport) -> None:
-        node_id = run.nodes[0]
-        event = WorkerReported(node_id=node_id, attempt_id=run.launch.attempt_id, report=report)
-        self._kernel.push(at_s, event, priority=REPORTS_FIRST)
-
-    def _finish(self, name: AttemptId, run: _Run, at_s: float, step: int) -> None:
-        self._report(at_s, run, self._progress(run, step))
-        self._report(at_s, run, Finished(step=step, loss=1.0, output=None))
-        self._end(name, run, at_s + self._costs.exit_s, EndKind.FINISHED)
-
-    def _end(self, name: AttemptId, run: _Run, at_s: float, kind: EndKind) -> None:
-        for node_id in run.nodes:
-            end = NodeEnd(node_id=node_id, kind=kind)
-            self._kernel.push(at_s, AttemptEnded(node_id=node_id, attempt_id=name, end=end), priority=ENDS_AFTER)
+    def _finish(self, run: _Run, fate: Fate, last_step: int) -> None:
+        assert run.began_at_s is not None
+        at_s = run.began_at_s + max(last_step - run.began_step, 0) * run.step_s
+        if self.costs.round_s:
+            # A little less than the multiple: rounding must not add a round.
+            at_s = math.ceil(at_s / self.costs.round_s - 1e-9) * self.costs.round_s
+        if fate.is_cancelled:
+            wish = JobWishChanged(job_id=run.attempt.job_id, wish="cancel", by=run.spec.user or "its user")
+            run.pending.append(self.kernel.push(at_s, wish, priority=REPORTS_FIRST))
+            return
+        self._report(run, at_s, Finished(step=last_step, loss=None, output=None))
+        self._end(run, at_s + self.costs.exit_s, EndKind.FINISHED)
 
     def _stop(self, command: StopAttempt) -> None:
-        run = self._runs.pop(command.attempt_id, None)
+        run = self._runs.get(command.attempt_id)
         if run is None:
             return
-        name, now_s = command.attempt_id, self._kernel.now_s
-        self._kernel.drop(lambda event: getattr(event, "attempt_id", None) == name)
+        now_s = self.kernel.now_s
+        self._forget(run)
         if command.mode == "kill":
-            self._end(name, run, now_s + self._costs.exit_s, EndKind.KILLED)
+            self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+            self._end(run, now_s + self.costs.exit_s, EndKind.KILLED)
             return
         step = self._steps_done(run, now_s)
-        self._durable[run.launch.job_id] = step
-        saved_at_s = now_s + self._costs.save_s
-        saved = CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=self._costs.save_s)
-        self._report(saved_at_s, run, saved)
-        self._report(saved_at_s, run, Stopped(step=step, durable_step=step))
-        self._end(name, run, saved_at_s + self._costs.exit_s, EndKind.STOPPED)
+        self._durable[run.attempt.job_id] = step
+        saved_at_s = now_s + self.costs.save_s
+        saved = CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=self.costs.save_s)
+        self._report(run, saved_at_s, saved)
+        self._report(run, saved_at_s, Stopped(step=step, durable_step=step))
+        self._end(run, saved_at_s + self.costs.exit_s, EndKind.STOPPED)
+
+    def _forget(self, run: _Run) -> None:
+        """Take an attempt out of the running ones and call off what it would have done."""
+        self._runs.pop(run.attempt.attempt_id, None)
+        for entry in run.pending:
+            self.kernel.cancel(entry)
+        run.pending.clear()
+
+    def _end(self, run: _Run, at_s: float, kind: EndKind) -> None:
+        name = run.attempt.attempt_id
+        for node_id in run.nodes:
+            end = NodeEnd(node_id=node_id, kind=kind)
+            self._push(run, at_s, AttemptEnded(node_id=node_id, attempt_id=name, end=end), priority=ENDS_AFTER)
+
+    def _report(self, run: _Run, at_s: float, report: WorkerReport) -> None:
+        event = WorkerReported(node_id=run.nodes[0], attempt_id=run.attempt.attempt_id, report=report)
+        self._push(run, at_s, event, priority=REPORTS_FIRST)
+
+    def _push(self, run: _Run, at_s: float, event: Event, *, priority: int = REPORTS_FIRST) -> None:
+        run.pending.append(self.kernel.push(at_s, event, priority=priority))
 
     def _steps_done(self, run: _Run, now_s: float) -> int:
         if run.began_at_s is None or now_s <= run.began_at_s:
             return run.began_step
         done = run.began_step + int((now_s - run.began_at_s) / run.step_s + 1e-9)
-        limit = run.launch.spec.step_limit
+        limit = self._fate(run).step_count
         return done if limit is None else min(done, limit)
+
+    def _saved_step(self, run: _Run, now_s: float) -> int:
+        """Return the newest step in a checkpoint that nobody asked for: they are written every so many steps."""
+        interval = run.spec.checkpoint.interval_steps
+        done = self._steps_done(run, now_s)
+        return max(run.began_step, done - done % interval)
