@@ -1,6 +1,6 @@
 """The published data of Arena's artifact as typed values (EuroSys'26; github.com/sjtu-epcc/arena, Apache-2.0).
 
-``prof_database.json`` holds the seconds of an iteration under the plan that Alpa's search found, measured, or -1 where
+``prof_database.json`` holds the measured seconds of an iteration under the plan that Alpa's search found, or -1 where
 the run failed; ``estimate_all_grid_merged.json`` what Arena's own profiler estimates of each uniform plan;
 ``comm_tables.json.gz`` timings of collectives on the same clusters.
 """
@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ Degrees = tuple[int, int, int]
 """Pipeline stages, replicas, tensor-parallel degree: the order of the files."""
 
 _MODEL = re.compile(r"(?P<family>[a-z_]+)_(?P<size>[\d.]+[MB])_(?P<batch>\d+)")
-_HARDWARE = re.compile(r"\d+_(?P<type>[a-z]+\d+)_(?P<nodes>\d+)_n_(?P<gpus>\d+)_d")
+_HARDWARE = re.compile(r"(?P<named>\d+)_(?P<type>[a-z]+\d+)_(?P<nodes>\d+)_n_(?P<gpus>\d+)_d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -55,19 +56,31 @@ class Hardware:
         return self.node_count * self.gpus_per_node
 
 
+class Outcome(StrEnum):
+    """What became of the run that the profile database lists for a cell."""
+
+    RAN = "ran"
+    FAILED = "failed"
+    UNTRIED = "untried"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One entry of the profile database.
+    """A workload on some hardware.
 
     Args:
-        time_s: Of the best plan's iteration; None where the run failed.
+        time_s: Of the best plan's iteration, where it ran.
         estimates_s: By plan, what Arena's profiler estimates, infinite where it found no room; None without an entry.
     """
 
     workload: Workload
     hardware: Hardware
+    outcome: Outcome
     time_s: float | None
     estimates_s: Mapping[Degrees, float] | None
+
+    def __str__(self) -> str:
+        return f"{self.workload} on {self.hardware}"
 
     @property
     def is_estimated_feasible(self) -> bool:
@@ -120,20 +133,34 @@ def hardware_of(text: str) -> Hardware:
 
 
 def cells_of(folder: Path) -> list[Cell]:
-    """Return the entries of the profile database with what was estimated of them, in order."""
+    """Return all cells of the profile database and of the estimates, in order."""
     measured = json.loads((folder / "prof_database.json").read_text(encoding="utf-8"))["optimal"]
     estimated = json.loads((folder / "estimate_all_grid_merged.json").read_text(encoding="utf-8"))
+    keys = {(model, key) for table in (measured, estimated) for model in table for key in table[model]}
     cells = [
-        Cell(
-            workload=workload_of(model),
-            hardware=hardware_of(key),
-            time_s=seconds if seconds > 0 else None,
-            estimates_s=estimates_of(estimated[model][key]) if key in estimated.get(model, {}) else None,
-        )
-        for model, by_hardware in measured.items()
-        for key, seconds in by_hardware.items()
+        cell_of(model, key, measured.get(model, {}).get(key), estimated.get(model, {}).get(key))
+        for model, key in keys
+        if is_consistent(key)
     ]
     return sorted(cells, key=lambda cell: (cell.workload, cell.hardware))
+
+
+def cell_of(model: str, key: str, seconds: float | None, estimates: Iterable[Any] | None) -> Cell:
+    """Return one cell from its entries, None where there is none."""
+    outcome = Outcome.UNTRIED if seconds is None else Outcome.RAN if seconds > 0 else Outcome.FAILED
+    return Cell(
+        workload=workload_of(model),
+        hardware=hardware_of(key),
+        outcome=outcome,
+        time_s=seconds if outcome is Outcome.RAN else None,
+        estimates_s=None if estimates is None else estimates_of(estimates),
+    )
+
+
+def is_consistent(key: str) -> bool:
+    """Tell whether both counts of nodes in a key agree (``1_a100_2_n_2_d`` stands beside ``2_a100_2_n_2_d``)."""
+    found = _HARDWARE.match(key)
+    return found is not None and found["named"] == found["nodes"]
 
 
 def estimates_of(rows: Iterable[Any]) -> dict[Degrees, float]:
@@ -144,6 +171,12 @@ def estimates_of(rows: Iterable[Any]) -> dict[Degrees, float]:
             pp, dp, tp = row[0]
             seconds = float(row[-1]) if math.isfinite(row[-1]) else math.inf
             found[pp, dp, tp] = min(seconds, found.get((pp, dp, tp), math.inf))
+    return found
+
+
+def replicas_gib(folder: Path) -> dict[str, list[float]]:
+    """Return the GiB (``BYTE_TO_GB`` of the artifact) of one of 1, 2, 4, 8 and 16 replicas by workload; -1 is unknown."""
+    found: dict[str, list[float]] = json.loads((folder / "dp_mem.json").read_text(encoding="utf-8"))[0]
     return found
 
 

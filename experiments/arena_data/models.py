@@ -29,7 +29,6 @@ BERT_VOCABULARY, MOE_VOCABULARY = 51200, 32000
 MOE_WIDENING = 8
 EXPERT_GROUP_TOKENS = 2048
 CLASSES, IMAGE_SIZE = 1024, 224
-GROUP_DEPTHS = (3, 4, 6, 3)
 CLUSTERS = 16
 """Of operators of a model (``num_pipeline_layers``): the blocks of a Wide-ResNet, some of the layers of others."""
 
@@ -53,8 +52,16 @@ MOE_SHAPES = {
 }
 """Layers, width, heads, experts."""
 
-RESNET_SHAPES = {"500M": (224, 2), "1B": (320, 2), "2B": (448, 2), "4B": (640, 2), "6.8B": (320, 16)}
-"""Channels of the first group, widening of the 3 x 3 convolutions."""
+_RESNET_50, _RESNET_101 = (3, 4, 6, 3), (3, 4, 23, 3)
+RESNET_SHAPES = {
+    "500M": (224, 2, _RESNET_50),
+    "1B": (320, 2, _RESNET_50),
+    "2B": (448, 2, _RESNET_50),
+    "4B": (640, 2, _RESNET_50),
+    "6.8B": (320, 16, _RESNET_50),
+    "13B": (320, 16, _RESNET_101),
+}
+"""Channels of the first group, widening of the 3 x 3 convolutions, blocks of each group."""
 
 WEIGHT_PASSES = 19.5
 """Of convolutions that XLA does not tune (``XLA_AUTO_TUNE_LEVEL`` 0). Kernel times in the artifact's estimates of plans
@@ -229,17 +236,17 @@ def _split(name: str, elements: float) -> Kept:
 
 
 def _resnet(size: str) -> tuple[int, ModelSpec, ModelCost]:
-    channels, widening = RESNET_SHAPES[size]
-    layers = sum(GROUP_DEPTHS)
+    channels, widening, depths = RESNET_SHAPES[size]
+    layers = sum(depths)
     spec = ModelSpec(
         family=ModelFamily.WIDE_RESNET,
         layers=layers,
         hidden=4 * channels,  # what its blocks hand on, as those of the worker's model do
         image_size=IMAGE_SIZE // 4,
         class_count=CLASSES,
-        group_depths=GROUP_DEPTHS,
+        group_depths=depths,
     )
-    blocks = tuple(_blocks(channels, widening))
+    blocks = tuple(_blocks(channels, widening, depths))
     last = 32 * channels
     parts = (_stem(channels), *blocks, _class_end(last, blocks[-1].output_elements))
     units = np.arange(layers + 2, dtype=np.int64)
@@ -262,9 +269,9 @@ def _stem(channels: int) -> Part:
     )
 
 
-def _blocks(channels: int, widening: int) -> Iterator[Part]:
+def _blocks(channels: int, widening: int, depths: tuple[int, ...]) -> Iterator[Part]:
     inputs, size = channels, IMAGE_SIZE // 4
-    for group, depth in enumerate(GROUP_DEPTHS):
+    for group, depth in enumerate(depths):
         for index in range(depth):
             stride = 2 if group and not index else 1
             yield _bottleneck(inputs, channels * 2**group, widening, size, stride)

@@ -17,8 +17,9 @@ from arena.planner.cost import evaluate
 from arena.planner.holdings import holdings
 from arena.planner.memory import USABLE_SHARE, memory_by_stage
 from arena.planner.model import ModelCost
+from arena.units import GIB
 from experiments.arena_data.clusters import Links, calibration, gpu_type_of, group_of, memory_limit_bytes
-from experiments.arena_data.data import Cell, Degrees, Hardware, Workload
+from experiments.arena_data.data import Cell, Degrees, Hardware, Workload, workload_of
 from experiments.arena_data.models import Trained, trained
 
 MICRO_BATCHES = 16
@@ -44,6 +45,16 @@ class Layout:
     stage_layers: tuple[int, ...]
     expert_parallel: int = 1
 
+    def __str__(self) -> str:
+        pp, dp, tp = self.degrees
+        experts = f" ep{self.expert_parallel}" if self.expert_parallel > 1 else ""
+        return f"dp{dp} tp{tp} pp{pp}{experts} layers {'+'.join(map(str, self.stage_layers))}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether stages have equal layers, and replicas all experts."""
+        return max(self.stage_layers) - min(self.stage_layers) <= 1 and self.expert_parallel == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPrediction:
@@ -67,16 +78,23 @@ class Prediction:
     Args:
         plans: All uniform plans.
         is_refused: Alpa's compiler fails, whatever fits.
+        limit_bytes: What tensors may fill of a GPU.
     """
 
     cell: Cell
     plans: tuple[PlanPrediction, ...]
     is_refused: bool
+    limit_bytes: float
 
     @property
     def best(self) -> PlanPrediction | None:
         """The fastest plan that fits, among those that Alpa's search looks at."""
         return fastest(plan for plan in self.plans if plan.is_searched)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether Alpa's run should succeed."""
+        return self.best is not None and not self.is_refused
 
 
 def fastest(plans: Iterable[PlanPrediction]) -> PlanPrediction | None:
@@ -84,13 +102,27 @@ def fastest(plans: Iterable[PlanPrediction]) -> PlanPrediction | None:
     return min((plan for plan in plans if plan.fits), key=lambda plan: plan.time_s, default=None)
 
 
+def chosen_by_estimates(prediction: Prediction) -> PlanPrediction | None:
+    """Return our choice among the plans that were estimated, whose stages have equal layers.
+
+    Where none fits, the plan that needs least.
+    """
+    plans = [
+        plan
+        for plan in prediction.plans
+        if plan.layout.degrees in (prediction.cell.estimates_s or {}) and plan.layout.is_plain
+    ]
+    return fastest(plans) or min(plans, key=lambda plan: plan.memory_bytes, default=None)
+
+
 def predict(cell: Cell, links: Mapping[str, Links]) -> Prediction:
     """Return what the planner says of a cell."""
     work, gpu_type = trained(cell.workload), gpu_type_of(cell.hardware, links)
     layouts = list(layouts_of(cell.workload, cell.hardware))
     refused = is_refused(cell.workload, cell.hardware)
+    limit_bytes = USABLE_SHARE * memory_limit_bytes(gpu_type)
     if not layouts:
-        return Prediction(cell=cell, plans=(), is_refused=refused)
+        return Prediction(cell=cell, plans=(), is_refused=refused, limit_bytes=limit_bytes)
     candidates = candidates_of(layouts, work.train)
     estimates = evaluate(
         work.train,
@@ -101,7 +133,6 @@ def predict(cell: Cell, links: Mapping[str, Links]) -> Prediction:
         calibration=calibration(),
         model=work.model,
     )
-    limit_bytes = USABLE_SHARE * memory_limit_bytes(gpu_type)
     plans = (
         PlanPrediction(
             layout=layout,
@@ -114,7 +145,7 @@ def predict(cell: Cell, links: Mapping[str, Links]) -> Prediction:
             layouts, estimates.iter_time_s.tolist(), tensor_bytes(candidates, gpu_type, work), strict=True
         )
     )
-    return Prediction(cell=cell, plans=tuple(plans), is_refused=refused)
+    return Prediction(cell=cell, plans=tuple(plans), is_refused=refused, limit_bytes=limit_bytes)
 
 
 def layouts_of(workload: Workload, hardware: Hardware) -> Iterator[Layout]:
@@ -220,3 +251,19 @@ def tensor_bytes(candidates: Candidates, gpu_type: GpuType, work: Trained) -> li
     memory = memory_by_stage(work.model, work.train, gpu_type, candidates, held, implementation=work.implementation)
     tensors: list[float] = (memory.total - memory.context).max(axis=1).tolist()
     return tensors
+
+
+def replica_errors(replicas_gib: Mapping[str, Sequence[float]], links: Mapping[str, Links]) -> list[float]:
+    """Return the relative errors of the memory of plans with 1, 2, 4, 8 and 16 replicas alone (``dp_mem.json``)."""
+    found: list[float] = []
+    for name, row in replicas_gib.items():
+        workload = workload_of(name)
+        work = trained(workload)
+        for power, measured_gib in enumerate(row):
+            hardware = Hardware(gpu_type="v100", node_count=1, gpus_per_node=2**power)
+            layout = Layout(degrees=(1, 2**power, 1), stage_layers=(work.train.model.layers,))
+            if measured_gib > 0 and layout in set(layouts_of(workload, hardware)):
+                candidates = candidates_of([layout], work.train)
+                bytes_of_tensors = tensor_bytes(candidates, gpu_type_of(hardware, links), work)[0]
+                found.append(bytes_of_tensors / (measured_gib * GIB) - 1.0)
+    return found
