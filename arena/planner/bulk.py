@@ -14,6 +14,7 @@ import numpy as np
 from arena.domain.job import TrainSpec
 from arena.planner.candidates import Candidates, Flags, Floats, Ints
 from arena.planner.communication import Place
+from arena.planner.compute import PartTimes
 from arena.planner.cost import Estimates, Timing, estimates_of, timing
 from arena.planner.holdings import holdings
 from arena.planner.layouts import Layouts
@@ -112,6 +113,21 @@ class Priced:
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Picks:
+    """Layouts of a batch on places that they fit on.
+
+    Args:
+        rows: Which of all layouts.
+        candidates: With their places.
+    """
+
+    batch: int
+    place: Ints
+    rows: Ints
+    candidates: Candidates
+
+
 def priced(
     train: TrainSpec,
     places: Sequence[tuple[Place, tuple[int, int]]],
@@ -125,29 +141,44 @@ def priced(
         fits: Whether each layout fits, for each place.
     """
     where = tuple(place for place, _ in places)
-    timings: dict[int, Timing] = {}
+    picks = [one for index in range(len(memories.batches)) if (one := _picks(index, memories, places, fits))]
+    times = _part_times(train, where, [one.candidates for one in picks]) if picks else {}
+    timings = {one.batch: timing(train, where, one.candidates, part_times=times) for one in picks}
     none = np.zeros(0, dtype=np.int64)
-    found: list[tuple[Ints, Ints, Floats, Ints, Ints]] = [(none, none, np.zeros(0), none, none)]
-    for index, batch in enumerate(memories.batches):
-        spans = [np.searchsorted(batch.rows, span) for _, span in places]
-        picks = [
-            start + np.flatnonzero(fit[batch.rows[start:end]]) for (start, end), fit in zip(spans, fits, strict=True)
-        ]
-        picked = np.concatenate(picks)
-        if len(picked):
-            group = np.repeat(np.arange(len(picks)), [len(pick) for pick in picks])
-            timings[index] = timing(train, where, batch.candidates.take(picked, group=group))
-            batch_of, at = np.full(len(picked), index), np.arange(len(picked))
-            found.append((group, batch.rows[picked], timings[index].iter_time_s, batch_of, at))
-    place, row, seconds, batch_of, at = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    place = np.concatenate([none, *(one.place for one in picks)])
+    row = np.concatenate([none, *(one.rows for one in picks)])
     order = np.lexsort((row, place))
     return Priced(
         place=place[order],
         row=row[order],
-        iter_time_s=seconds[order],
-        batch=batch_of[order],
-        at=at[order],
+        iter_time_s=np.concatenate([np.zeros(0), *(timings[one.batch].iter_time_s for one in picks)])[order],
+        batch=np.concatenate([none, *(np.full(len(one.rows), one.batch) for one in picks)])[order],
+        at=np.concatenate([none, *(np.arange(len(one.rows)) for one in picks)])[order],
         places=where,
         memories=memories,
         timings=timings,
     )
+
+
+def _picks(
+    index: int, memories: Memories, places: Sequence[tuple[Place, tuple[int, int]]], fits: Sequence[Flags]
+) -> _Picks | None:
+    batch = memories.batches[index]
+    found = []
+    for (_, span), fit in zip(places, fits, strict=True):
+        start, end = np.searchsorted(batch.rows, span)
+        found.append(start + np.flatnonzero(fit[batch.rows[start:end]]))
+    picked = np.concatenate(found)
+    if not len(picked):
+        return None
+    place = np.repeat(np.arange(len(found)), [len(some) for some in found])
+    candidates = batch.candidates.take(picked, group=place)
+    return _Picks(batch=index, place=place, rows=batch.rows[picked], candidates=candidates)
+
+
+def _part_times(train: TrainSpec, places: Sequence[Place], several: Sequence[Candidates]) -> dict[str, PartTimes]:
+    gpu_types = {place.gpu_type.name: place.gpu_type for place in places}
+    return {
+        name: PartTimes.of(model_cost(train.model, operators_of(gpu_type)), train, gpu_type, several)
+        for name, gpu_type in gpu_types.items()
+    }

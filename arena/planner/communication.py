@@ -10,7 +10,7 @@ Links reach a share of their nominal bandwidth, networks of many nodes a smaller
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -107,9 +107,9 @@ class Place:
         return self.group.gpu_count * self.gpu_type.usd_per_hour / 3600.0
 
     @property
-    def node_counts(self) -> list[int]:
+    def node_counts(self) -> tuple[int, ...]:
         """GPUs on each node."""
-        return [count for part in self.group.parts for count in part.node_counts]
+        return tuple(count for part in self.group.parts for count in part.node_counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +179,11 @@ class Network:
         """Return the nodes of each stage, and which stages have ranks apart from the next one's."""
         if all(place.group.node_count == 1 for place in self.places):
             return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
-        # Many candidates lie alike: those with the same stages on the same group.
-        alike, which = candidates.distinct(("group", "pp", "gpu_count"))
-        nodes, crossing = _spans(self.places, alike)
+        # Many candidates lie alike: those with the same stages on nodes of the same sizes.
+        shapes = list(dict.fromkeys(place.node_counts for place in self.places))
+        shape_of = np.array([shapes.index(place.node_counts) for place in self.places])
+        alike, which = replace(candidates, group=shape_of[_place_of(candidates)]).distinct(("group", "pp", "gpu_count"))
+        nodes, crossing = _spans(shapes, alike)
         return nodes[which], crossing[which]
 
     def _ring(self, candidates: Candidates, rank_count: Floats, node_count: Floats) -> Ring:
@@ -248,33 +250,34 @@ def _place_of(candidates: Candidates) -> Ints:
     return np.zeros(len(candidates), dtype=np.int64) if candidates.group is None else candidates.group
 
 
-def _spans(places: tuple[Place, ...], candidates: Candidates) -> tuple[Floats, Flags]:
+def _spans(shapes: Sequence[tuple[int, ...]], candidates: Candidates) -> tuple[Floats, Flags]:
     """Return the nodes that the ranks of each stage lie on, and whether some lie apart from the next stage's.
 
     Both ``[n, p]``. The last stage's next is the first, for interleaved chunks.
+
+    Args:
+        shapes: GPUs on each node; ``candidates.group`` is a position among them.
     """
     is_stage = candidates.stage_mask
     size = np.where(is_stage, candidates.gpu_count, 0)
     ends = np.cumsum(size, axis=1)
-    first, last = _nodes_at(places, candidates, ends - size, ends)
+    first, last = _nodes_at(shapes, _place_of(candidates), ends - size, ends)
     crossing = np.roll(last, -1, axis=1) != first
     crossing[:, -1] = True
-    is_spread = np.array([place.group.node_count > 1 for place in places])
+    is_spread = np.array([len(shape) > 1 for shape in shapes])
     is_apart = (crossing | candidates.last_stages) & is_spread[_place_of(candidates)][:, None]
     return 1.0 + np.where(is_stage, last - first, 0), is_apart
 
 
-def _nodes_at(places: tuple[Place, ...], candidates: Candidates, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _nodes_at(shapes: Sequence[tuple[int, ...]], shape_of: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Return the node of the rank at each start, and of the one before each end."""
-    place_of = _place_of(candidates)
-    sizes = np.array([place.node_counts[0] for place in places])[place_of][:, None]
+    sizes = np.array([shape[0] for shape in shapes])[shape_of][:, None]
     first, last = starts // sizes, (ends - 1) // sizes
-    for index, place in enumerate(places):
-        counts = place.node_counts
+    for index, shape in enumerate(shapes):
         # Full nodes but for the last one are as good as full.
-        if any(count != counts[0] for count in counts[:-1]):
-            rows = np.flatnonzero(place_of == index)
-            boundaries = np.cumsum(counts)[:-1]
+        if any(count != shape[0] for count in shape[:-1]):
+            rows = np.flatnonzero(shape_of == index)
+            boundaries = np.cumsum(shape)[:-1]
             first[rows] = np.searchsorted(boundaries, starts[rows], side="right")
             last[rows] = np.searchsorted(boundaries, ends[rows], side="left")
     return first, last

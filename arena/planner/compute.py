@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,40 +124,77 @@ class _Times:
         return together + _FORWARD_AND_BACKWARD * self.rest_s
 
 
-def stage_compute_s(
-    model: ModelCost,
-    train: TrainSpec,
-    gpu_type: GpuType,
-    candidates: Candidates,
-    *,
-    implementation: Implementation = WORKER,
-    calibration: Calibration = CALIBRATION,
-) -> Floats:
-    """Return seconds of forward, backward and recomputation of one micro-batch on each stage, ``[n, p]``."""
-    shards, which = distinct_shards(candidates)
-    machine = _Machine(
-        gpu_type=gpu_type, precision=train.precision, implementation=implementation, calibration=calibration
-    )
-    times = [_part_times_s(part, machine, shards) for part in model.parts]
-    by_mode = np.stack([np.stack([mode[index] for mode in times], axis=-1) for index in range(len(RECOMPUTE_MODES))])
-    rows = candidates.recompute[:, None] * len(shards.tp) + which
-    return candidates.sums(model.cumulative(by_mode.reshape(-1, len(model.parts))), rows)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTimes:
+    """Seconds of every part of a model on a GPU type, for each recomputation setting and way to share a micro-batch.
+
+    Args:
+        codes: The ways as numbers, in rising order.
+        bases: Of those numbers' digits.
+        seconds: ``[settings x ways, parts]``.
+    """
+
+    codes: Ints
+    bases: tuple[int, ...]
+    seconds: Floats
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelCost,
+        train: TrainSpec,
+        gpu_type: GpuType,
+        several: Sequence[Candidates],
+        *,
+        implementation: Implementation = WORKER,
+        calibration: Calibration = CALIBRATION,
+    ) -> PartTimes:
+        """Return the times for all ways that candidates share micro-batches."""
+        machine = _Machine(
+            gpu_type=gpu_type, precision=train.precision, implementation=implementation, calibration=calibration
+        )
+        digits = [_digits(one) for one in several]
+        bases = tuple(max(int(each[index].max()) for each in digits) + 1 for index in range(_DIGITS))
+        codes = np.unique(np.concatenate([_code(each, bases).ravel() for each in digits]))
+        shards = _shards(codes, bases)
+        times = [_part_times_s(part, machine, shards) for part in model.parts]
+        by_mode = [np.stack([mode[index] for mode in times], axis=-1) for index in range(len(RECOMPUTE_MODES))]
+        return cls(codes=codes, bases=bases, seconds=np.concatenate(by_mode))
+
+    def of_stages(self, model: ModelCost, candidates: Candidates) -> Floats:
+        """Return seconds of forward, backward and recomputation of one micro-batch on each stage, ``[n, p]``."""
+        way = np.searchsorted(self.codes, _code(_digits(candidates), self.bases))
+        rows = candidates.recompute[:, None] * len(self.codes) + way
+        return candidates.sums(model.cumulative(self.seconds), rows)
 
 
-def distinct_shards(candidates: Candidates) -> tuple[Shards, Ints]:
-    """Return the distinct ways to share out a micro-batch, and which of them each candidate (and stage) has."""
-    columns = np.broadcast_arrays(
+_DIGITS = 4
+
+
+def _digits(candidates: Candidates) -> tuple[Ints, ...]:
+    """Return what a way to share out a micro-batch is made of, in the order of ``Shards``."""
+    return (
         candidates.micro_batch_size[:, None],
         candidates.tp,
         candidates.sequence_divisor,
         candidates.expert_parallel[:, None],
     )
-    code = columns[0].astype(np.int64)
-    for column in columns[1:]:
-        code = code * (int(column.max()) + 1) + column
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    samples, tp, sequence, ep = (column.ravel()[first].astype(np.float64) for column in columns)
-    return Shards(samples=samples, tp=tp, sequence=sequence, ep=ep), which.reshape(code.shape)
+
+
+def _code(digits: tuple[Ints, ...], bases: tuple[int, ...]) -> Ints:
+    code = digits[0]
+    for digit, base in zip(digits[1:], bases[1:], strict=True):
+        code = code * base + digit
+    return code
+
+
+def _shards(codes: Ints, bases: tuple[int, ...]) -> Shards:
+    found: list[Floats] = []
+    for base in reversed(bases[1:]):
+        codes, digit = np.divmod(codes, base)
+        found.append(digit.astype(np.float64))
+    ep, sequence, tp = found
+    return Shards(samples=codes.astype(np.float64), tp=tp, sequence=sequence, ep=ep)
 
 
 def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> tuple[Floats, Floats, Floats]:

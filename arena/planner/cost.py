@@ -29,7 +29,7 @@ from arena.domain.job import TrainSpec
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Floats, Ints
 from arena.planner.communication import Network, Place, Rings, all_gather_s, all_reduce_s, all_to_all_s, send_s
-from arena.planner.compute import ELEMENT_BYTES, stage_compute_s
+from arena.planner.compute import ELEMENT_BYTES, PartTimes
 from arena.planner.holdings import Holdings, holdings, state_bytes
 from arena.planner.implementation import WORKER, Implementation
 from arena.planner.memory import memory_by_stage, operators_of
@@ -142,6 +142,7 @@ class _Setting:
     places: tuple[Place, ...]
     implementation: Implementation
     calibration: Calibration
+    part_times: Mapping[str, PartTimes]
 
     @property
     def gpu_types(self) -> tuple[GpuType, ...]:
@@ -225,11 +226,13 @@ def timing(
     implementation: Implementation = WORKER,
     calibration: Calibration = CALIBRATION,
     model: ModelCost | None = None,
+    part_times: Mapping[str, PartTimes] | None = None,
 ) -> Timing:
     """Predict the step of every candidate on its place; what is the same on several places is computed once.
 
     Args:
         places: Of GPU types whose operators keep the same (``memory_kind``); a candidate's is ``candidates.group``.
+        part_times: What parts take, by GPU type, where it is known for more candidates already.
     """
     setting = _Setting(
         model=model or model_cost(train.model, operators_of(places[0].gpu_type, implementation)),
@@ -237,6 +240,7 @@ def timing(
         places=places,
         implementation=implementation,
         calibration=calibration,
+        part_times=part_times or {},
     )
     terms = _stage_terms(setting, Network.of(places, calibration), setting.with_types(candidates))
     stage_s = terms.total_s()
@@ -293,15 +297,19 @@ def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) ->
 def _compute_s(setting: _Setting, candidates: Candidates) -> Floats:
     found = np.zeros((len(candidates), candidates.depth))
     for index, gpu_type in enumerate(setting.gpu_types):
-        is_here = np.full(len(candidates), True) if candidates.gpu_type is None else candidates.gpu_type == index
-        found[is_here] = stage_compute_s(
+        rows = np.arange(len(candidates))
+        if candidates.gpu_type is not None:
+            rows = np.flatnonzero(candidates.gpu_type == index)
+        here = candidates.take(rows)
+        times = setting.part_times.get(gpu_type.name) or PartTimes.of(
             setting.model,
             setting.train,
             gpu_type,
-            candidates.take(np.flatnonzero(is_here)),
+            (here,),
             implementation=setting.implementation,
             calibration=setting.calibration,
         )
+        found[rows] = times.of_stages(setting.model, here)
     return found
 
 
