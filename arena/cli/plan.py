@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
-from arena.cli.plan_explain import Explanation, explain, read_plan, stage_memory
+from arena.cli.plan_explain import Explanation, explain, names_gpus, stage_memory
 from arena.cli.plan_grid import (
     Goal,
     LayoutBounds,
@@ -23,6 +23,8 @@ from arena.cli.plan_grid import (
     one_for_each_count,
     priced_cells,
 )
+from arena.cli.plan_mixed import MixedPlan, best_mixed, explain_mixed
+from arena.cli.plan_mixed_tables import write_mixed, write_mixed_explanation
 from arena.cli.plan_tables import (
     short_text,
     write_details,
@@ -38,6 +40,7 @@ from arena.cli.words import plan_text
 from arena.domain.allocation import GpuGroup
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec, TrainSpec
+from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import ReasonCode
 from arena.errors import InfeasibleError, UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
@@ -144,8 +147,11 @@ def _limits(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(app: App, asked: _Asked, text: str) -> int | None:
+    plan = parse_plan(text, layer_count=asked.train.model.layers)
+    if names_gpus(plan):
+        return _explain_mixed(app, asked, plan)
     found = explain(
-        read_plan(text, asked.train),
+        plan,
         asked.spec,
         asked.train,
         shape=asked.cluster.shape,
@@ -157,6 +163,15 @@ def _explain(app: App, asked: _Asked, text: str) -> int | None:
     else:
         write_explanation(app.out, found, asked.work)
     return None if found.runs_somewhere else InfeasibleError.exit_code
+
+
+def _explain_mixed(app: App, asked: _Asked, plan: ParallelPlan) -> int | None:
+    found = explain_mixed(plan, asked.spec, asked.train, asked.cluster, beyond_worker=asked.beyond_worker)
+    if app.out.json_mode:
+        app.out.document(job=asked.spec.name, **_work_fields(asked.work), mixed=found)
+    else:
+        write_mixed_explanation(app.out, found, asked.work)
+    return InfeasibleError.exit_code if found.refusals else None
 
 
 def _explanation_fields(found: Explanation) -> dict[str, Any]:
@@ -173,15 +188,16 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
     bounds = (
         layout_bounds(asked.train, asked.spec.parallel, _groups(asked, grid)) if options["gpus"] is not None else ()
     )
+    mixed = best_mixed(asked.spec, asked.train, asked.cluster, asked.goal, beyond_worker=asked.beyond_worker)
     drawn = _drawn(asked, grid, rows, options["png"])
     if app.out.json_mode:
-        _write_json(app, asked, grid, rows=rows, layouts=bounds, png=drawn)
+        _write_json(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, png=drawn)
     else:
-        _write_text(app, asked, grid, rows=rows, layouts=bounds, options=options)
+        _write_text(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, options=options)
         if drawn is not None:
             app.out.line()
             app.out.line(f"drawn in {quoted(drawn)}")
-    return None if rows else InfeasibleError.exit_code
+    return None if rows or mixed else InfeasibleError.exit_code
 
 
 def _grid(asked: _Asked, *, shows_progress: bool) -> Grid:
@@ -248,6 +264,7 @@ def _write_json(
     *,
     rows: tuple[PricedCell, ...],
     layouts: tuple[LayoutBounds, ...],
+    mixed: MixedPlan | None,
     png: str | None,
 ) -> None:
     app.out.document(
@@ -258,6 +275,7 @@ def _write_json(
         front=[str(row.group) for row in rows if row.is_on_front],
         infeasible=grid.infeasible,
         layouts=layouts,
+        mixed=mixed,
         source=grid.source,
         png=png,
     )
@@ -270,6 +288,7 @@ def _write_text(
     *,
     rows: tuple[PricedCell, ...],
     layouts: tuple[LayoutBounds, ...],
+    mixed: MixedPlan | None,
     options: dict[str, Any],
 ) -> None:
     shown = rows if options["shows_all"] else one_for_each_count(rows)
@@ -280,6 +299,8 @@ def _write_text(
             _write_best(app, asked, row)
     else:
         app.out.line("no group of this cluster can hold the job", style="red")
+    if mixed is not None:
+        write_mixed(app.out, mixed, asked.work, asked.goal)
     write_infeasible(app.out, infeasible_counts(grid))
     if layouts:
         write_layouts(app.out, layouts)

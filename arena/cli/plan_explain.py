@@ -14,8 +14,7 @@ from arena.domain.capability import refusals
 from arena.domain.cluster import ClusterShape, GpuType
 from arena.domain.grid import Cell, Estimate, PlanEstimate
 from arena.domain.job import JobSpec, TrainSpec
-from arena.domain.parallel import ParallelPlan, parse_plan
-from arena.errors import UserError
+from arena.domain.parallel import ParallelPlan
 from arena.planner.candidates import candidate_of
 from arena.planner.cost import evaluate
 from arena.planner.groups import groups_of
@@ -72,21 +71,9 @@ class Explanation:
         return any(not one.refusals for one in self.groups)
 
 
-def read_plan(text: str, train: TrainSpec) -> ParallelPlan:
-    """Return the plan that a user wrote.
-
-    Raises:
-        SpecError: It cannot be read.
-        UserError: It names GPU types or zones.
-    """
-    plan = parse_plan(text, layer_count=train.model.layers)
-    if any(replica.gpu_type or replica.zone for stage in plan.stages for replica in stage.replicas):
-        raise UserError(
-            f"plan '{plan}' names GPU types or zones",
-            why="a plan is priced on each type of the cluster file in turn",
-            fix="leave out what stands behind '@' and '/', and choose types with --type",
-        )
-    return plan
+def names_gpus(plan: ParallelPlan) -> bool:
+    """Return whether a plan names GPU types or zones."""
+    return any(replica.gpu_type or replica.zone for stage in plan.stages for replica in stage.replicas)
 
 
 def explain(

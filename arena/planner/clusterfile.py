@@ -16,7 +16,9 @@ from arena.domain.specbase import Model, Name
 from arena.domain.specfile import described, did_you_mean, shown, spec_error
 from arena.domain.yamltree import Path, Problem, Tree, read_tree
 from arena.errors import SpecError
+from arena.planner.communication import Tier
 from arena.planner.hardware import catalog
+from arena.planner.heterogeneous_offer import ZoneLinks
 from arena.units import GIB
 
 _TERA = 1e12
@@ -76,16 +78,33 @@ class GpuTypeSpec(Model):
     source: str | None = None
 
 
+class LinkSpec(Model):
+    """What lies between two zones, for each GPU that sends over it.
+
+    Attributes:
+        between: The two zones.
+        gb_per_s: What one GPU reaches in one direction, measured rather than nominal.
+        us: Delay of a message.
+        usd_per_gb: Price of what crosses.
+    """
+
+    between: tuple[Name, ...]
+    gb_per_s: Size
+    us: Delay = 1_000.0
+    usd_per_gb: Price = 0.0
+
+
 class ClusterSpec(Model):
     """A cluster file."""
 
     nodes: tuple[NodesSpec, ...]
     gpu_types: dict[TypeName, GpuTypeSpec] = Field(default_factory=dict)
+    links: tuple[LinkSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What a cluster file says: its shape, and the catalog with the user's types in it, by their names there.
+    """What a cluster file says: its shape, what lies between its zones, and the catalog with the user's types in it.
 
     A type that is like one of the catalog keeps that one's name in its own row: what the cost model fitted to a type
     (how well its processors are filled) goes by it.
@@ -93,6 +112,7 @@ class Cluster:
 
     shape: ClusterShape
     gpu_types: Mapping[str, GpuType]
+    links: ZoneLinks
 
 
 # Where a field goes in GpuType, and what one of its units is there.
@@ -126,11 +146,11 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
     except ValidationError as error:
         raise spec_error(source, [_problem(tree, item) for item in error.errors(include_url=False)]) from error
     known = catalog()
-    problems = [*_type_problems(spec, tree, known), *_node_problems(spec, tree, known)]
+    problems = [*_type_problems(spec, tree, known), *_node_problems(spec, tree, known), *_link_problems(spec, tree)]
     if problems:
         raise spec_error(source, problems)
     own = {name: _gpu_type(name, one, known) for name, one in spec.gpu_types.items()}
-    return Cluster(shape=_shape(spec), gpu_types={**known, **own})
+    return Cluster(shape=_shape(spec), gpu_types={**known, **own}, links=_links(spec))
 
 
 def _read(text: str, source: str) -> Tree:
@@ -153,6 +173,16 @@ def _shape(spec: ClusterSpec) -> ClusterShape:
             NodePool(gpu_type=gpu_type, zone=zone, gpus_per_node=gpus, node_count=count)
             for (gpu_type, zone, gpus), count in sorted(counts.items())
         )
+    )
+
+
+def _links(spec: ClusterSpec) -> ZoneLinks:
+    pairs = [((one.between[0], one.between[1]), one) for one in spec.links]
+    return ZoneLinks(
+        tiers={
+            pair: Tier(bandwidth_bytes_per_s=one.gb_per_s * _GIGA, latency_s=one.us * _MICRO) for pair, one in pairs
+        },
+        usd_per_byte={pair: one.usd_per_gb / _GIGA for pair, one in pairs},
     )
 
 
@@ -214,6 +244,24 @@ def _node_problems(spec: ClusterSpec, tree: Tree, known: Mapping[str, GpuType]) 
             yield _told(tree, ("nodes", index, "type"), text)
 
 
+def _link_problems(spec: ClusterSpec, tree: Tree) -> Iterator[Problem]:
+    zones = sorted({nodes.zone for nodes in spec.nodes})
+    known: dict[tuple[str, ...], int] = {}
+    for index, link in enumerate(spec.links):
+        path: Path = ("links", index, "between")
+        for zone in link.between:
+            if zone not in zones:
+                text = f"unknown zone {shown(zone)}{did_you_mean(zone, zones)}; nodes are in: {', '.join(zones)}"
+                yield _told(tree, path, text)
+        pair = tuple(sorted(link.between))
+        if len(set(pair)) != 2 or len(pair) != 2:
+            named = ", ".join(map(shown, link.between)) or "none"
+            yield _told(tree, path, f"a link joins two zones, got {named}; zones: {', '.join(zones)}")
+        elif pair in known:
+            yield _told(tree, path, f"is given twice: links.{known[pair]} joins the same zones; it holds both ways")
+        known.setdefault(pair, index)
+
+
 def _unknown_type(name: str, known: Mapping[str, object]) -> str:
     return f"unknown GPU type {shown(name)}{did_you_mean(name, sorted(known))}; {_names(known)}"
 
@@ -243,6 +291,8 @@ def _model_at(path: Path) -> type[BaseModel]:
     """Return the part of the file that the last name of a path is a field of."""
     if len(path) == 1:
         return ClusterSpec
+    if path[0] == "links":
+        return LinkSpec
     return NodesSpec if path[0] == "nodes" else GpuTypeSpec
 
 

@@ -69,13 +69,13 @@ class Program:
     """The dynamic program over one table; it keeps what does not depend on prices or times.
 
     Args:
-        zone: Of each part of the offer, by number.
+        zone, gpus_per_node: Of each part of the offer.
     """
 
     table: StageTable
     zone: Ints
     pp_max: int
-    replicas_per_node_max: int
+    gpus_per_node: Ints
     tp: Floats = field(init=False)
     part: Ints = field(init=False)
     distinct: Ints = field(init=False)
@@ -187,7 +187,9 @@ class Program:
             return len(NODE_LEVELS) - 1
         count_max = np.floor(1.0 + (time_s - least_s) * pp / least_sum_s + _EPSILON)
         replicas = int(np.ceil(self.table.need / count_max))
-        nodes = 0 if replicas <= 1 else -(-replicas // self.replicas_per_node_max)
+        is_able = self.time_s[:, self.which[0, -1]] <= time_s if pp == 1 else np.ones(len(self.tp), dtype=np.bool_)
+        on_node = int((self.gpus_per_node[self.part] // self.tp)[is_able].max(initial=1))
+        nodes = 0 if replicas <= 1 else -(-replicas // on_node)
         return int(np.searchsorted(np.array(NODE_LEVELS), nodes, side="right")) - 1
 
     def split(self, case: Case) -> list[Case]:

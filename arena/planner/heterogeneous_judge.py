@@ -17,7 +17,7 @@ import numpy as np
 from arena.domain.grid import Estimate
 from arena.domain.job import TrainSpec
 from arena.domain.micro_batches import MicroBatch, micro_batches
-from arena.domain.parallel import ParallelPlan
+from arena.domain.parallel import ParallelPlan, Schedule
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.errors import SpecError
 from arena.planner.candidates import Floats
@@ -128,6 +128,10 @@ class Judge:
         timing = self._timing(plan, place(plan, self.offer))
         return step_s(plan, timing.batches, timing.replica_s, timing.after_s.tolist())
 
+    def placed(self, plan: ParallelPlan) -> list[PlacedStage]:
+        """Return which GPUs each stage of a plan gets."""
+        return place(plan, self.offer)
+
     def memory_by_kind(self, plan: ParallelPlan) -> list[dict[PlacedKind, int]]:
         """Return the peak bytes of each stage on each kind of GPUs that it is on."""
         return [self._memory(plan, stage) for stage in place(plan, self.offer)]
@@ -187,11 +191,28 @@ def evaluate_plan(train: TrainSpec, plan: ParallelPlan, offer: Offer, links: Zon
     Raises:
         SpecError: The plan shards state, interleaves, or names GPUs that are not offered.
     """
-    if plan.zero or plan.virtual_stage_count > 1 or plan.expert_parallel > 1 or plan.sequence_parallel:
-        raise SpecError(
-            "only plans without sharding, interleaving, ep and sp are judged over mixed GPUs", why=str(plan)
-        )
+    check_mixed(plan)
     return Judge(train=train, offer=offer, links=links or ZoneLinks()).judge(plan)
+
+
+def check_mixed(plan: ParallelPlan) -> None:
+    """Refuse plans that nobody can judge over mixed GPUs.
+
+    Raises:
+        SpecError: The plan shards state, interleaves, or spreads experts or the sequence.
+    """
+    uses = {
+        f"zero{plan.zero}": plan.zero > 0,
+        plan.schedule.value: plan.schedule is not Schedule.ONE_F_ONE_B,
+        f"ep{plan.expert_parallel}": plan.expert_parallel > 1,
+        "sp": plan.sequence_parallel,
+    }
+    if any(uses.values()):
+        raise SpecError(
+            "only plans without sharding, ep and sp under 1F1B are judged over mixed GPUs",
+            why=f"{plan} has {', '.join(name for name, is_used in uses.items() if is_used)}",
+            fix="leave that out, or name no GPU types and zones",
+        )
 
 
 def _stage_key(plan: ParallelPlan, stage: PlacedStage, kind: PlacedKind, *, is_alone: bool) -> tuple[object, ...]:

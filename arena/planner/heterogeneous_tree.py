@@ -95,7 +95,7 @@ class Hunt:
                 table=table,
                 zone=self._zone_by_part(),
                 pp_max=self.space.pp_max,
-                replicas_per_node_max=self._replicas_per_node(),
+                gpus_per_node=np.array([self.judge.offer[key].gpus_per_node for key in self.keys]),
             )
             for table in tables
         ]
@@ -121,10 +121,6 @@ class Hunt:
     def stock(self) -> Ints:
         """GPUs of each part."""
         return np.array([self.judge.offer[key].gpu_count for key in self.keys], dtype=np.int64)
-
-    def _replicas_per_node(self) -> int:
-        sizes = [self.judge.offer[key].gpus_per_node for key in self.keys]
-        return max((sizes[kind.part] // kind.tp for table in self.tables[:1] for kind in table.kinds), default=1)
 
     def _promise(self, program: Program) -> float:
         """Order tables by the work of a step: those with the least first."""

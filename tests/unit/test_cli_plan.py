@@ -424,7 +424,9 @@ def test_a_plan_of_no_groups_size(arena: Arena) -> None:
     [
         (["--explain", "dp2 tq3"], 4, "unknown word 'tq3'. Write it like 'dp2 tp2 pp1 mb1 zero3'"),
         (["--explain", "pp13"], 4, "Use pp x virtual stages of at most 12"),
-        (["--explain", "[layers=12 tp1@t4*2] mb1"], 4, "names GPU types or zones"),
+        (["--explain", "[layers=12 tp1@t4*2] mb1"], 4, "Name the type and zone of one: a100-40/east, tiny/west"),
+        (["--explain", "[layers=12 tp1@tiny,tp1@a100-40] mb1"], 4, "no link between zones"),
+        (["--explain", "[layers=12 tp1@tiny*2] mb1 zero1"], 4, "Leave that out, or name no GPU types and zones"),
         (["--explain", "dp2", "--gpus", "4"], 4, "--gpus and --explain exclude each other"),
         (["--explain", "dp2", "--png", "x.png"], 4, "--png draws a grid, --explain has none"),
         (["--type", "h100"], 4, "no h100 GPUs in this cluster. --type is one of a100-40, tiny"),

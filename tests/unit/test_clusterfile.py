@@ -96,7 +96,7 @@ def test_a_type_like_another() -> None:
         ("nodes: []", "nodes: is empty; a cluster file looks like this"),
         ("nodes: 3", "nodes: got 3; allowed: a list"),
         ("gpu_types: {}", "nodes: is required"),
-        ("node: []", "unknown field, did you mean 'nodes'?; allowed: gpu_types, nodes"),
+        ("node: []", "unknown field, did you mean 'nodes'?; allowed: gpu_types, links, nodes"),
         ("", "A cluster file looks like this: nodes: [{type: a100-80, count: 4, gpus: 8, zone: east}]"),
         ("- 1", "a cluster is a mapping: got a list"),
         ("nodes: [", "c.yaml:1:"),
@@ -162,3 +162,34 @@ def test_what_is_written_out_reads_as_the_catalog_has_it() -> None:
         for field in ("memory_bytes", "memory_bandwidth_bytes_per_s", "link_latency_s", "usd_per_hour"):
             assert getattr(found, field) == pytest.approx(getattr(row, field)), name
         assert found.peak_flops_per_s == pytest.approx(dict(row.peak_flops_per_s)), name
+
+
+ZONES = "nodes: [{type: h100, gpus: 8, zone: west}, {type: a100-80, gpus: 8, zone: east}]\n"
+
+
+def test_links_between_zones_hold_both_ways() -> None:
+    links = read(ZONES + "links: [{between: [west, east], gb_per_s: 1.25, us: 30000, usd_per_gb: 0.02}]").links
+    for pair in (("east", "west"), ("west", "east")):
+        assert links.tier(*pair).bandwidth_bytes_per_s == 1.25e9
+        assert links.tier(*pair).latency_s == pytest.approx(0.03)
+        assert links.price(*pair) == pytest.approx(2e-11)
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("{between: [east, wst], gb_per_s: 1}", "unknown zone 'wst', did you mean 'west'?; nodes are in: east, west"),
+        ("{between: [east, west], gb_per_s: 0}", "links.0.gb_per_s: got 0; allowed: at least 0.001"),
+        ("{between: [east, west], gb_per_s: 1, us: -1}", "links.0.us: got -1; allowed: at least 0"),
+        ("{between: [east, west]}", "links.0.gb_per_s: is required"),
+        ("{between: [east, east], gb_per_s: 1}", "joins two zones, got 'east', 'east'; zones: east, west"),
+        ("{between: [east], gb_per_s: 1}", "joins two zones, got 'east'; zones: east, west"),
+        (
+            "{between: [east, west], gb_per_s: 1}, {between: [west, east], gb_per_s: 2}",
+            "links.1.between: is given twice",
+        ),
+        ("{zones: [east, west], gb_per_s: 1}", "unknown field; allowed: between, gb_per_s, us, usd_per_gb"),
+    ],
+)
+def test_a_wrong_link_is_told_with_its_place_and_what_would_do(link: str, said: str) -> None:
+    assert said in refusal(f"{ZONES}links: [{link}]")
