@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from arena.domain.launch import DeviceId, NodeId
+from arena.domain.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,7 @@ class GpuType:
         launch_latency_s: Fixed cost of starting one kernel.
         usd_per_hour: Price of one GPU hour.
         source: Where the figures come from.
+        profiles: What was measured on it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class GpuType:
     launch_latency_s: float
     usd_per_hour: float
     source: str
+    profiles: tuple[Profile, ...] = ()
 
 
 class NodeState(StrEnum):

@@ -16,8 +16,10 @@ import numpy as np
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
+from arena.domain.profile import LinkKind, MessageKind
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Flags, Floats, Ints
+from arena.planner.profiles import link_of
 
 _BUS_BYTES_PER_S = 32e9
 """Up to what bandwidth a link is taken for PCIe (4.0 x16), which GPUs share with others and their host."""
@@ -80,18 +82,38 @@ class Hops:
 
 
 def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
-    """Return the links inside a node and between nodes, by what they reach."""
+    """Return the links inside a node and between nodes, by what collectives reach: as measured, else as fitted."""
     is_bus = gpu_type.link_bandwidth_bytes_per_s <= _BUS_BYTES_PER_S and gpu_type.name != "cpu"
-    inside = Tier(
-        bandwidth_bytes_per_s=(calibration.bus_share if is_bus else calibration.link_share)
-        * gpu_type.link_bandwidth_bytes_per_s,
-        latency_s=gpu_type.link_latency_s,
+    share = calibration.bus_share if is_bus else calibration.link_share
+    inside = link_of(gpu_type, MessageKind.ALL_REDUCE, LinkKind.NODE)
+    across = link_of(gpu_type, MessageKind.ALL_REDUCE, LinkKind.NETWORK)
+    inside_rate = 1.0 / inside.s_per_byte if inside else share * gpu_type.link_bandwidth_bytes_per_s
+    across_rate = (
+        1.0 / across.s_per_byte if across else calibration.network_share * gpu_type.network_bandwidth_bytes_per_s
     )
-    across = Tier(
-        bandwidth_bytes_per_s=calibration.network_share * gpu_type.network_bandwidth_bytes_per_s,
-        latency_s=gpu_type.network_latency_s,
+    return (
+        Tier(bandwidth_bytes_per_s=inside_rate, latency_s=gpu_type.link_latency_s),
+        Tier(bandwidth_bytes_per_s=across_rate, latency_s=gpu_type.network_latency_s),
     )
-    return inside, across
+
+
+def send_tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
+    """Return the links inside a node and between nodes by what single sends reach: as measured, else as fitted."""
+    inside, across = tiers_of(gpu_type, calibration)
+    return (
+        _measured_send(gpu_type, LinkKind.NODE) or _for_sends(inside, calibration),
+        _measured_send(gpu_type, LinkKind.NETWORK) or _for_sends(across, calibration),
+    )
+
+
+def _for_sends(tier: Tier, calibration: Calibration) -> Tier:
+    times = calibration.send_times
+    return Tier(bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s / times, latency_s=tier.latency_s * times)
+
+
+def _measured_send(gpu_type: GpuType, over: LinkKind) -> Tier | None:
+    link = link_of(gpu_type, MessageKind.SEND, over)
+    return None if link is None else Tier(bandwidth_bytes_per_s=1.0 / link.s_per_byte, latency_s=link.latency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +136,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The links of some places, over whose nodes ranks are laid in order; tiers by place."""
+    """The links of some places, over whose nodes ranks are laid in order; tiers by place.
+
+    Args:
+        tiers: What collectives reach inside a node and between nodes.
+        sends: What single sends reach.
+    """
 
     places: tuple[Place, ...]
     tiers: tuple[tuple[Tier, Tier], ...]
+    sends: tuple[tuple[Tier, Tier], ...]
     calibration: Calibration
 
     @classmethod
@@ -125,7 +153,9 @@ class Network:
         """Return the network of some places."""
         by_type = {place.gpu_type.name: tiers_of(place.gpu_type, calibration) for place in places}
         tiers = tuple(by_type[place.gpu_type.name] for place in places)
-        return cls(places=places, tiers=tiers, calibration=calibration)
+        sends_by_type = {place.gpu_type.name: send_tiers_of(place.gpu_type, calibration) for place in places}
+        sends = tuple(sends_by_type[place.gpu_type.name] for place in places)
+        return cls(places=places, tiers=tiers, sends=sends, calibration=calibration)
 
     def memory_bandwidth(self, candidates: Candidates) -> Floats:
         """Return the bytes per second of each candidate's GPUs, ``[n, 1]``."""
@@ -163,7 +193,7 @@ class Network:
         sizes = np.array([float(max(place.node_counts)) for place in self.places])
         node_size = sizes[_place_of(candidates)][:, None]
         senders = np.minimum(candidates.gpu_count, node_size)
-        inside, across = self._hops_of(candidates)
+        inside, across = _columns(self.sends, candidates)
         network = np.broadcast_to(across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
         on = Hop(
             bandwidth_bytes_per_s=np.where(crossing, network, inside.bandwidth_bytes_per_s),
@@ -187,14 +217,14 @@ class Network:
         return nodes[which], crossing[which]
 
     def _ring(self, candidates: Candidates, rank_count: Floats, node_count: Floats) -> Ring:
-        inside, across = self._hops_of(candidates)
+        inside, across = _columns(self.tiers, candidates)
         return _ring(inside, across, rank_count, node_count, self.calibration)
 
-    def _hops_of(self, candidates: Candidates) -> tuple[Hop, Hop]:
-        """Return what GPUs reach inside their nodes and across, ``[n, 1]``."""
-        place = _place_of(candidates)
-        inside, across = zip(*self.tiers, strict=True)
-        return _column(inside, place), _column(across, place)
+
+def node_ring(gpu_type: GpuType, rank_count: Floats, calibration: Calibration = CALIBRATION) -> Ring:
+    """Return what so many ranks of one node talk over."""
+    inside, across = tiers_of(gpu_type, calibration)
+    return _ring(inside, across, rank_count, np.ones_like(rank_count), calibration)
 
 
 def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
@@ -221,7 +251,9 @@ def send_s(tier: Tier | Hop, size_bytes: Floats, count: Floats | float = 1.0) ->
     return seconds
 
 
-def _ring(inside: Hop, across: Hop, rank_count: Floats, node_count: Floats, calibration: Calibration) -> Ring:
+def _ring(
+    inside: Tier | Hop, across: Tier | Hop, rank_count: Floats, node_count: Floats, calibration: Calibration
+) -> Ring:
     nodes = np.minimum(node_count, rank_count)
     local = np.ceil(rank_count / nodes)
     # Of an exchange, the share that goes to other nodes takes the network.
@@ -239,6 +271,13 @@ def _ring(inside: Hop, across: Hop, rank_count: Floats, node_count: Floats, cali
         + calibration.hop_latencies * (np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s),
         ring_latency_s=start_s + calibration.hop_latencies * hops_s,
     )
+
+
+def _columns(tiers: tuple[tuple[Tier, Tier], ...], candidates: Candidates) -> tuple[Hop, Hop]:
+    """Return what GPUs reach inside their nodes and across, ``[n, 1]``."""
+    place = _place_of(candidates)
+    inside, across = zip(*tiers, strict=True)
+    return _column(inside, place), _column(across, place)
 
 
 def _column(tiers: Sequence[Tier], place: Ints) -> Hop:

@@ -13,9 +13,11 @@ from arena.domain.parallel import Recompute
 from arena.planner.activations import ONLY_NONE, Kept, Spread
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
+from arena.planner.communication import all_reduce_s, node_ring
 from arena.planner.hardware import MULTIPROCESSORS, peak_flops_per_s
 from arena.planner.implementation import WORKER, Attention, Implementation
 from arena.planner.model import ModelCost, Part, Product
+from arena.planner.profiles import PassTimes, Told
 
 ELEMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of one activation."""
@@ -125,6 +127,32 @@ class _Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _OnePart:
+    """Seconds of a part, ``[u]`` each: of its forward pass, and of all under each recomputation setting."""
+
+    forward_s: Floats
+    modes: tuple[Floats, Floats, Floats]
+
+    @property
+    def passes(self) -> PassTimes:
+        """The two passes without recomputation."""
+        return PassTimes(forward_s=self.forward_s, backward_s=self.modes[0] - self.forward_s)
+
+    def plus(self, other: _OnePart, *, sign: float = 1.0) -> _OnePart:
+        """Add what something else takes beside this."""
+        none_s, selective_s, full_s = (own + sign * more for own, more in zip(self.modes, other.modes, strict=True))
+        return _OnePart(forward_s=self.forward_s + sign * other.forward_s, modes=(none_s, selective_s, full_s))
+
+    def times(self, forward: Floats, backward: Floats) -> _OnePart:
+        """Multiply the passes by ratios; what is computed again is forward."""
+        passes = self.passes
+        none_s = forward * passes.forward_s + backward * passes.backward_s
+        again = (forward * (mode_s - self.modes[0]) for mode_s in self.modes[1:])
+        selective_s, full_s = (none_s + one for one in again)
+        return _OnePart(forward_s=forward * passes.forward_s, modes=(none_s, selective_s, full_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartTimes:
     """Seconds of every part of a model on a GPU type, for each recomputation setting and way to share a micro-batch.
 
@@ -158,7 +186,10 @@ class PartTimes:
         codes = np.unique(np.concatenate([_code(each, bases).ravel() for each in digits]))
         shards = _shards(codes, bases)
         times = [_part_times_s(part, machine, shards) for part in model.parts]
-        by_mode = [np.stack([mode[index] for mode in times], axis=-1) for index in range(len(RECOMPUTE_MODES))]
+        told = Told.of(gpu_type, train, model)
+        if told is not None:
+            times = [_measured_s(told, index, machine, shards, modelled) for index, modelled in enumerate(times)]
+        by_mode = [np.stack([one.modes[index] for one in times], axis=-1) for index in range(len(RECOMPUTE_MODES))]
         return cls(codes=codes, bases=bases, seconds=np.concatenate(by_mode))
 
     def of_stages(self, model: ModelCost, candidates: Candidates) -> Floats:
@@ -197,15 +228,49 @@ def _shards(codes: Ints, bases: tuple[int, ...]) -> Shards:
     return Shards(samples=codes.astype(np.float64), tp=tp, sequence=sequence, ep=ep)
 
 
-def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> tuple[Floats, Floats, Floats]:
-    """Return a part's seconds under each recomputation setting, ``[u]`` each."""
+def _measured_s(told: Told, index: int, machine: _Machine, shards: Shards, modelled: _OnePart) -> _OnePart:
+    """Return a part's seconds as a profile has them.
+
+    Where its times hold tensor-parallel collectives, these are taken out again as the model has them: they are a term
+    of their own, so that the sum is what was measured.
+    """
+    part = told.model.parts[index]
+
+    def collectives(at: Shards) -> _OnePart:
+        return _reductions_s(part, machine, at, counts=told.profile.includes_collectives)
+
+    def at_measured(sizes: Floats, degrees: Floats) -> PassTimes:
+        ones = np.ones_like(sizes)
+        at = Shards(samples=sizes, tp=degrees, sequence=ones, ep=ones)
+        return _part_times_s(part, machine, at).plus(collectives(at)).passes
+
+    forward, backward = told.ratios(index, (shards.samples, shards.tp), at_measured)
+    apart = collectives(shards)
+    return modelled.plus(apart).times(forward, backward).plus(apart, sign=-1.0)
+
+
+def _reductions_s(part: Part, machine: _Machine, shards: Shards, *, counts: bool) -> _OnePart:
+    """Return the seconds of a part's tensor-parallel collectives; nothing where they do not count."""
+    one, each = part.reductions, counts * shards.samples * ELEMENT_BYTES[machine.precision]
+    ring = node_ring(machine.gpu_type, shards.tp, machine.calibration)
+    forward_s = all_reduce_s(ring, one.forward_elements * each, float(counts * one.forward_count))
+    both_s = forward_s + all_reduce_s(ring, one.backward_elements * each, float(counts * one.backward_count))
+    if not part.is_layer:
+        return _OnePart(forward_s=forward_s, modes=(both_s, both_s, both_s))
+    attention_s = all_reduce_s(ring, one.attention_elements * each, float(counts * one.attention_count))
+    return _OnePart(forward_s=forward_s, modes=(both_s, both_s + attention_s, both_s + forward_s))
+
+
+def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> _OnePart:
+    """Return a part's seconds, ``[u]`` each."""
     kernels = part.kernel_count + part.expert_kernel_count * part.expert_count / shards.ep
     times = _times(part.products, part.kept, part=part, machine=machine, shards=shards, kernels=kernels)
     busy_s = times.both_s(is_flash=machine.implementation.attention is Attention.FLASH)
     launches_s = _FORWARD_AND_BACKWARD * times.launches_s
     none_s = machine.together_s(busy_s, launches_s)
+    forward_s = machine.together_s(times.forward_s, times.launches_s)
     if not part.is_layer:
-        return none_s, none_s, none_s
+        return _OnePart(forward_s=forward_s, modes=(none_s, none_s, none_s))
     core_only = machine.implementation.recomputes_core_only
     attention = [one for one in part.products if one.is_attention and (one.head_size or not core_only)]
     again = [kept for kept in part.kept if kept.modes == ONLY_NONE and (kept.is_score or not core_only)]
@@ -213,7 +278,7 @@ def _part_times_s(part: Part, machine: _Machine, shards: Shards) -> tuple[Floats
     core = _times(attention, again, part=part, machine=machine, shards=shards, kernels=kernels)
     selective_s = machine.together_s(busy_s + core.forward_s, launches_s + core.launches_s)
     full_s = machine.together_s(busy_s + times.forward_s, launches_s + times.launches_s)
-    return none_s, selective_s, full_s
+    return _OnePart(forward_s=forward_s, modes=(none_s, selective_s, full_s))
 
 
 def held_parameters(part: Part, shards: Shards) -> Floats:

@@ -35,6 +35,7 @@ from arena.planner.implementation import WORKER, Implementation
 from arena.planner.memory import memory_by_stage, operators_of
 from arena.planner.model import ModelCost, Part, model_cost
 from arena.planner.pipeline import BACKWARD_SHARE, pipeline_time_s, step_end_s
+from arena.planner.profiles import Told
 
 MODELLED_RELATIVE_ERROR = 0.3
 """Expected error of an estimate without any measurement: an assumption until profiles say better."""
@@ -282,7 +283,7 @@ def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) ->
     state = _state_times(setting, network, some, beside_s)
     some, of_sends = candidates.distinct(_OF_SENDS)
     ends = 2.0 if implementation.sends_in_turn else 1.0
-    send_s = ends * setting.calibration.send_times * _send_s(setting, network, some)
+    send_s = ends * _send_s(setting, network, some)
     return _StageTerms(
         compute=Term(seconds=compute_s, which=of_layers),
         tensor=tensor,
@@ -329,7 +330,7 @@ def _state_times(setting: _Setting, network: Network, candidates: Candidates, co
     return _StateTimes(
         shard_s=setting.exposed_s(shard_s, compute_s) if setting.implementation.overlaps_shards else shard_s,
         sync_s=_sync_s(setting, candidates, rings, held) + _scatter_s(setting, candidates, rings, held, compute_s),
-        update_s=_update_s(network, candidates, held),
+        update_s=_update_s(setting, network, candidates, held),
     )
 
 
@@ -449,6 +450,14 @@ def _scatter_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Ho
     return np.where(candidates.stage_mask, seconds, 0.0)
 
 
-def _update_s(network: Network, candidates: Candidates, held: Holdings) -> Floats:
+def _update_s(setting: _Setting, network: Network, candidates: Candidates, held: Holdings) -> Floats:
     own = np.where(candidates.zero[:, None] >= 1, held.share, held.total)
-    return own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / network.memory_bandwidth(candidates)
+    seconds: Floats = own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / network.memory_bandwidth(candidates)
+    for index, gpu_type in enumerate(setting.gpu_types):
+        told = Told.of(gpu_type, setting.train, setting.model)
+        if told is not None:
+            is_here = np.full(len(candidates), True) if candidates.gpu_type is None else candidates.gpu_type == index
+            rows = np.flatnonzero(is_here)
+            share = np.divide(own, held.total, out=np.zeros(own.shape), where=held.total > 0)
+            seconds[rows] = told.stage_update_s(candidates.take(rows), share[rows], seconds[rows])
+    return seconds

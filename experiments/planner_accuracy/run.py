@@ -13,6 +13,7 @@ from typing import Any
 
 from arena.planner.calibration import constants
 from experiments.planner_accuracy.predict import Prediction, Unscored, cases_of, predict
+from experiments.planner_accuracy.profiled import ProfileFolder
 from experiments.planner_accuracy.report import draw, print_table
 from experiments.planner_accuracy.rows import BadRow, MeasuredRow, complete, read_rows
 from experiments.planner_accuracy.score import by_source, score
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     read = [row for path in files for row in read_rows(path)]
     cases, unscored = cases_of(complete(row for row in read if isinstance(row, MeasuredRow)))
+    folder = options.profiles or default_profiles()
+    if folder is not None:
+        cases = ProfileFolder(root=folder).with_profiles(cases)
     bad = [row for row in read if isinstance(row, BadRow)]
     predictions = [predict(case) for case in cases]
     result = results(predictions, unscored, bad)
@@ -51,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--measured", type=Path, action="append", default=[], help="CSV of measured runs; repeatable")
     parser.add_argument("--json", type=Path, required=True, help="where the results go")
+    parser.add_argument("--profiles", type=Path, help="folder of Sailor's profiles; by default that of the data folder")
     parser.add_argument("--plot", type=Path, help="where the scatter plot goes (PNG); beside OUT by default")
     return parser
 
@@ -67,6 +72,13 @@ def default_files() -> list[Path]:
     folder = data_dir()
     files = [] if folder is None else [folder / "measured" / "measured_training.csv"]
     return [path for path in files if path.is_file()]
+
+
+def default_profiles() -> Path | None:
+    """Return the data folder's profiles."""
+    folder = data_dir()
+    found = None if folder is None else folder / "sailor" / "sailor"
+    return found if found is not None and found.is_dir() else None
 
 
 def results(
@@ -125,6 +137,8 @@ def _row(one: Prediction) -> dict[str, Any]:
         "gpu_count": one.case.group.gpu_count,
         "plan": str(one.case.plan),
         "global_batch": one.case.train.global_batch,
+        "has_profile": bool(one.case.gpu_type.profiles),
+        "is_predicted_out_of_memory": one.is_out_of_memory,
         "measured_s": one.case.time_s,
         "predicted_s": one.time_s,
         "measured_gb": one.case.memory_gb,
