@@ -175,7 +175,7 @@ def estimates_of(rows: Iterable[Any]) -> dict[Degrees, float]:
 
 
 def replicas_gib(folder: Path) -> dict[str, list[float]]:
-    """Return the GiB (``BYTE_TO_GB`` of the artifact) of one of 1, 2, 4, 8 and 16 replicas by workload; -1 is unknown."""
+    """Return the GiB of one of 1, 2, 4, 8 and 16 replicas by workload (``BYTE_TO_GB`` is a GiB); -1 is unknown."""
     found: dict[str, list[float]] = json.loads((folder / "dp_mem.json").read_text(encoding="utf-8"))[0]
     return found
 

@@ -247,9 +247,10 @@ def _resnet(size: str) -> tuple[int, ModelSpec, ModelCost]:
         group_depths=depths,
     )
     blocks = tuple(_blocks(channels, widening, depths))
-    last = 32 * channels
-    parts = (_stem(channels), *blocks, _class_end(last, blocks[-1].output_elements))
-    units = np.arange(layers + 2, dtype=np.int64)
+    # Within a group all blocks but the first are alike.
+    kinds = {block: index for index, block in enumerate(dict.fromkeys(blocks), start=1)}
+    parts = (_stem(channels), *kinds, _class_end(32 * channels, blocks[-1].output_elements))
+    units = np.array([0, *(kinds[block] for block in blocks), len(parts) - 1], dtype=np.int64)
     return layers, spec, replace(model_cost(spec), parts=parts, part_by_unit=units)
 
 
