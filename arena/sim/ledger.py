@@ -1,0 +1,134 @@
+"""What a run cost and gave: an account kept step by step, so that memory grows with the jobs only. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from arena.domain.job import JobId
+from arena.domain.records import AttemptRecord, JobRecord, JobState
+from arena.engine.ports import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOutcome:
+    """How a job went.
+
+    Args:
+        gpu_count: GPUs of its last attempt; 0 if it never had any.
+        gpu_seconds: All that its attempts held, from launch to verified end.
+        lost_gpu_seconds: What of it went to starting, loading, saving and repeated steps.
+        attempt_count: Launches; one less is the number of restarts.
+    """
+
+    job_id: JobId
+    submitted_at_s: float
+    first_started_at_s: float | None
+    ended_at_s: float
+    state: JobState
+    gpu_count: int
+    gpu_seconds: float
+    lost_gpu_seconds: float
+    attempt_count: int
+
+    @property
+    def completion_s(self) -> float:
+        """Job completion time (JCT): from submission to end, queueing included."""
+        return self.ended_at_s - self.submitted_at_s
+
+    @property
+    def queued_s(self) -> float:
+        """From submission to the first step, or to the end of a job that never ran."""
+        started = self.ended_at_s if self.first_started_at_s is None else self.first_started_at_s
+        return started - self.submitted_at_s
+
+    @property
+    def restart_count(self) -> int:
+        """Launches beyond the first."""
+        return max(self.attempt_count - 1, 0)
+
+
+@dataclass(slots=True)
+class _Account:
+    gpu_count: int = 0
+    gpu_seconds: float = 0.0
+    lost_gpu_seconds: float = 0.0
+    attempt_count: int = 0
+    first_launched_at_s: float | None = None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Reads every step of a run.
+
+    Attributes:
+        outcomes: Of the jobs that ended, in order of their end.
+        busy: GPUs held after each change, as (instant, count): a step function over the run.
+        decision_count: How often the policy was asked.
+    """
+
+    outcomes: list[JobOutcome] = field(default_factory=list)
+    busy: list[tuple[float, int]] = field(default_factory=list)
+    decision_count: int = 0
+    _accounts: dict[JobId, _Account] = field(default_factory=dict)
+    _held: int = 0
+
+    def watch(self, step: Step) -> None:
+        """Take a step into account."""
+        self.decision_count += step.decision is not None
+        for attempt in step.attempts:
+            self._attempt(attempt, step.at_s)
+        for job in step.jobs:
+            if job.state.is_terminal:
+                self._job(job)
+
+    @property
+    def open_jobs(self) -> tuple[JobId, ...]:
+        """Jobs that had an attempt and have not ended."""
+        return tuple(self._accounts)
+
+    def _attempt(self, attempt: AttemptRecord, at_s: float) -> None:
+        account = self._accounts.setdefault(attempt.job_id, _Account())
+        if account.attempt_count < attempt.epoch:
+            account.attempt_count = attempt.epoch
+            account.gpu_count = attempt.group.gpu_count
+            self._hold(at_s, attempt.group.gpu_count)
+        if attempt.ended_at_s is None:
+            return
+        count = attempt.group.gpu_count
+        self._hold(at_s, -count)
+        held_s = attempt.ended_at_s - attempt.launched_at_s
+        account.gpu_seconds += count * held_s
+        account.lost_gpu_seconds += count * (held_s - _useful_s(attempt))
+
+    def _hold(self, at_s: float, change: int) -> None:
+        self._held += change
+        if self.busy and self.busy[-1][0] == at_s:
+            self.busy[-1] = (at_s, self._held)
+        else:
+            self.busy.append((at_s, self._held))
+
+    def _job(self, job: JobRecord) -> None:
+        account = self._accounts.pop(job.job_id, _Account())
+        assert job.ended_at_s is not None
+        self.outcomes.append(
+            JobOutcome(
+                job_id=job.job_id,
+                submitted_at_s=job.submitted_at_s,
+                first_started_at_s=job.first_started_at_s,
+                ended_at_s=job.ended_at_s,
+                state=job.state,
+                gpu_count=account.gpu_count,
+                gpu_seconds=account.gpu_seconds,
+                lost_gpu_seconds=account.lost_gpu_seconds,
+                attempt_count=account.attempt_count,
+            )
+        )
+
+
+def _useful_s(attempt: AttemptRecord) -> float:
+    """Return for how long an attempt advanced the job: the durable steps it added, at its pace."""
+    if attempt.resumed_step is None:
+        return 0.0
+    last = attempt.last_step if attempt.finished_report else attempt.durable_step
+    pace_s = attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0
+    return max(last - attempt.resumed_step, 0) * pace_s

@@ -1,0 +1,140 @@
+"""A trace through the production engine, from the first submission to the last end. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from arena.domain.cluster import ClusterShape, Device, NodeInfo
+from arena.domain.events import Event, JobSubmitted, NodeRegistered
+from arena.domain.grid import GridSource
+from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import DeviceId, NodeId
+from arena.domain.records import AttemptRecord
+from arena.engine.config import EngineConfig
+from arena.engine.ports import Step
+from arena.errors import InternalError
+from arena.policies.base import Policy
+from arena.sim.costs import SimCosts
+from arena.sim.ledger import Ledger
+from arena.sim.run import Simulation
+from arena.sim.world import Fate
+
+NEVER_S = 1e15
+"""Beyond any trace: a deadline that modelled agents cannot miss, or a look nobody needs."""
+
+REPLAY_CONFIG = EngineConfig(
+    shape_settle_s=0.0,
+    launch_deadline_s=NEVER_S,
+    ready_deadline_s=NEVER_S,
+    stop_margin_s=NEVER_S,
+    stall_s_min=NEVER_S,
+    sweep_s=NEVER_S,
+)
+"""Modelled agents answer always, so nothing is looked at only because time has passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayJob:
+    """A job to be replayed.
+
+    Args:
+        spec: What the scheduler is told.
+        fate: How it really goes.
+    """
+
+    job_id: JobId
+    submitted_at_s: float
+    spec: JobSpec
+    fate: Fate
+    user: str = "trace"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A cluster, a policy and how the modelled agents behave.
+
+    Args:
+        shape: The cluster; all its nodes are there from the beginning.
+        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
+        check: Examine every state for broken invariants; slower.
+    """
+
+    shape: ClusterShape
+    policy: Policy
+    grids: GridSource
+    costs: SimCosts = field(default_factory=SimCosts)
+    config: EngineConfig = REPLAY_CONFIG
+    pace_s: Callable[[AttemptRecord], float] | None = None
+    check: bool = False
+
+    def run(
+        self,
+        jobs: Sequence[ReplayJob],
+        *,
+        until_s: float = math.inf,
+        watch: Callable[[Step], None] | None = None,
+    ) -> Ledger:
+        """Submit the jobs at their instants and go on until all have ended.
+
+        Args:
+            watch: Also called with every step (progress, pictures).
+
+        Raises:
+            InternalError: An invariant broke, or jobs are left that will never end.
+        """
+        ledger = Ledger()
+
+        def watching(step: Step) -> None:
+            ledger.watch(step)
+            if watch is not None:
+                watch(step)
+
+        simulation = Simulation(
+            policy=self.policy,
+            grids=self.grids,
+            costs=self.costs,
+            config=self.config,
+            fates={job.job_id: job.fate for job in jobs},
+            pace_s=self.pace_s,
+            check=self.check,
+            watch=watching,
+        )
+        for at_s, event in (*self._arrivals_of_nodes(), *self._arrivals(jobs)):
+            simulation.at(at_s, event)
+        simulation.run(until_s=until_s)
+        if math.isinf(until_s) and len(ledger.outcomes) < len(jobs):
+            raise InternalError(f"{len(jobs) - len(ledger.outcomes)} of {len(jobs)} jobs never ended")
+        return ledger
+
+    def _arrivals_of_nodes(self) -> Iterable[tuple[float, Event]]:
+        return ((-math.inf, NodeRegistered(info=info)) for info in nodes_of(self.shape))
+
+    def _arrivals(self, jobs: Sequence[ReplayJob]) -> Iterable[tuple[float, Event]]:
+        for job in jobs:
+            event = JobSubmitted(job_id=job.job_id, spec=job.spec, user=job.user, request_id=job.job_id)
+            yield self._rounded(job.submitted_at_s), event
+
+    def _rounded(self, at_s: float) -> float:
+        round_s = self.costs.round_s
+        return math.ceil(at_s / round_s) * round_s if round_s else at_s
+
+
+def nodes_of(shape: ClusterShape) -> Iterable[NodeInfo]:
+    """Yield the nodes of a cluster of this shape."""
+    for pool in shape.pools:
+        for index in range(pool.node_count):
+            name = f"{pool.gpu_type}-{pool.zone}-{pool.gpus_per_node}x{index:05}"
+            yield NodeInfo(
+                node_id=NodeId(name),
+                incarnation="1",
+                gpu_type=pool.gpu_type,
+                devices=tuple(
+                    Device(device_id=DeviceId(f"{name}/{device}"), index=device) for device in range(pool.gpus_per_node)
+                ),
+                address=name,
+                port_low=20000,
+                port_high=29999,
+                zone=pool.zone,
+            )
