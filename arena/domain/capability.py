@@ -19,6 +19,8 @@ from arena.domain.variant import VARIANT_FIELDS
 BYTE_VALUES = 256
 PARTS_MAX = 4096
 """Most layers, and most experts of a layer; a typing error must not take all memory of who plans."""
+BATCH_MAX = 2**20
+"""Most samples of a step: who plans and who trains goes through its micro-batches one by one."""
 
 
 class Feature(StrEnum):
@@ -91,6 +93,8 @@ def unsupported(train: TrainSpec, plan: ParallelPlan, *, beyond_worker: bool = F
 def refusals(train: TrainSpec, plan: ParallelPlan, *, beyond_worker: bool = False) -> Iterator[str]:
     """Yield everything that keeps the worker (or, beyond it, any program) from training a model under a plan."""
     yield from job_refusals(train, beyond_worker=beyond_worker)
+    if any(_size_refusals(train)):
+        return
     features = frozenset({*_degree_features(plan), *_step_features(plan)})
     yield from _table_refusals(train.model, features, beyond_worker=beyond_worker)
     yield from _shape_refusals(train.model, plan)
@@ -104,7 +108,7 @@ def job_refusals(train: TrainSpec, *, beyond_worker: bool = False) -> Iterator[s
         yield from _model_refusals(train.model)
         yield from _data_refusals(train)
     yield from _table_refusals(train.model, frozenset(_job_features(train)), beyond_worker=beyond_worker)
-    yield from _size_refusals(train.model)
+    yield from _size_refusals(train)
 
 
 def tensor_parallel_dimensions(model: ModelSpec) -> dict[str, int]:
@@ -196,10 +200,12 @@ def _model_refusals(model: ModelSpec) -> Iterator[str]:
         yield f"{text} (model.variant: {', '.join(names)})"
 
 
-def _size_refusals(model: ModelSpec) -> Iterator[str]:
-    for name, size in (("layers", model.layers), ("expert_count", model.expert_count or 0)):
+def _size_refusals(train: TrainSpec) -> Iterator[str]:
+    for name, size in (("layers", train.model.layers), ("expert_count", train.model.expert_count or 0)):
         if size > PARTS_MAX:
             yield f"model.{name} = {size} is more than {PARTS_MAX}"
+    if train.global_batch > BATCH_MAX:
+        yield f"train.global_batch = {train.global_batch} is more than {BATCH_MAX}"
 
 
 def _data_refusals(train: TrainSpec) -> Iterator[str]:
@@ -269,7 +275,8 @@ def _batch_refusals(train: TrainSpec, plan: ParallelPlan) -> Iterator[str]:
         yield f"stages run {' and '.join(map(str, sorted(totals)))} micro-batches; each runs all of them"
     dp_max = max(len(stage.replicas) for stage in plan.stages)
     if train.global_batch < dp_max:
-        yield f"dp{dp_max} exceeds the global batch of {train.global_batch}: a replica would have no sample"
+        text = f"dp{dp_max} exceeds the global batch of {train.global_batch}: a replica would have no sample"
+        yield f"{text}; possible: dp at most {train.global_batch}, or a batch of at least {dp_max}"
     elif totals:
         yield from _idle_replicas(plan, train.global_batch)
 

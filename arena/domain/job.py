@@ -262,7 +262,7 @@ class TrainSpec(Model):
     model: ModelSpec
     data: DataSpec = DataSpec()
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    global_batch: PositiveInt
+    global_batch: Size
     optimizer: OptimizerSpec = OptimizerSpec()
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     evaluation: EvaluationSpec | None = None

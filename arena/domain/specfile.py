@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from arena.domain.huggingface import model_fields_of_config
 from arena.domain.job import JobSpec
+from arena.domain.limits import contradictions
 from arena.domain.parallel import parse_plan
 from arena.domain.yamltree import Path, Place, Problem, Tree, read_tree
 from arena.errors import SpecError
@@ -97,6 +98,7 @@ def _spec_of_tree(
         problems = [_problem(tree, item) for item in error.errors(include_url=False)]
         raise spec_error(tree.place(()).source, problems) from error
     _check_plan(spec, tree)
+    _check_limits(spec, tree)
     return spec
 
 
@@ -108,6 +110,14 @@ def _check_plan(spec: JobSpec, tree: Tree) -> None:
     except SpecError as error:
         place = tree.place(("parallel", "plan"))
         raise SpecError(f"{place}: parallel.plan: {error.what}", why=error.why, fix=error.fix) from error
+
+
+def _check_limits(spec: JobSpec, tree: Tree) -> None:
+    problems = [
+        Problem(place=tree.place(one.field), field=".".join(one.field), text=one.text) for one in contradictions(spec)
+    ]
+    if problems:
+        raise spec_error(tree.place(()).source, problems)
 
 
 def spec_error(source: str, problems: Sequence[Problem]) -> SpecError:

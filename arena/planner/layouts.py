@@ -19,7 +19,7 @@ from math import gcd
 import numpy as np
 
 from arena.domain.allocation import GpuGroup
-from arena.domain.capability import REFUSALS, Feature, tensor_parallel_dimensions
+from arena.domain.capability import PARTS_MAX, REFUSALS, Feature, tensor_parallel_dimensions
 from arena.domain.divisors import divisors, format_set
 from arena.domain.job import ModelFamily, ModelSpec, ParallelLimits, TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Schedule, Stage, even_split
@@ -171,8 +171,23 @@ class LayoutSpace:
             yield f"tp stays inside a node ({group})"
         if self.limits.tp_max is not None:
             yield f"tp at most {self.limits.tp_max}"
-        yield f"global batch = {batch}: dp at most {min(batch, self.limits.dp_max or batch)}"
+        least = self._least_dp(group)
+        larger = (
+            f"; with what else is allowed dp is at least {least}: a batch of {least} would do" if least > batch else ""
+        )
+        yield f"global batch = {batch}: dp at most {min(batch, self.limits.dp_max or batch)}{larger}"
         yield f"layers = {model.layers}: pp at most {min(model.layers, self.limits.pp_max or model.layers)}"
+
+    def _least_dp(self, group: GpuGroup) -> int:
+        """Return the least dp that fills a group with the largest tp and pp, 0 where none does."""
+        count, pp_max = group.gpu_count, min(self.limits.pp_max or PARTS_MAX, self.train.model.layers)
+        found = [
+            count // (tp * pp)
+            for tp in self._tensor_parallel_degrees(group)
+            for pp in divisors(count // tp)
+            if pp <= pp_max
+        ]
+        return min(found, default=0)
 
     def _degrees(self, count: int, tensor_degrees: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         layers, batch = self.train.model.layers, self.train.global_batch

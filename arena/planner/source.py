@@ -9,7 +9,9 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape, GpuType
 from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimate
 from arena.domain.job import JobSpec
+from arena.domain.limits import contradictions
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.specfile import did_you_mean
 from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
 from arena.planner.search import Counts, Search
@@ -45,6 +47,9 @@ class PlannerGridSource:
         Raises:
             SpecError: The job pins a plan that cannot be read.
         """
+        contradiction = next(contradictions(spec), None)
+        if contradiction is not None:
+            return self._nowhere_for(spec, shape, contradiction.text), Counts()
         search = self._search(spec)
         groups = list(self._groups(spec, shape, search))
         found, counts = self._cells(search, groups)
@@ -56,6 +61,16 @@ class PlannerGridSource:
         cells.sort(key=_cell_order)
         infeasible.sort(key=lambda item: (item.group.gpu_count, item.group))
         return Grid(cells=tuple(cells), infeasible=tuple(infeasible), source=self.version), counts
+
+    def _nowhere_for(self, spec: JobSpec, shape: ClusterShape, detail: str) -> Grid:
+        """Return a grid without a cell, for a reason that holds of every group."""
+        told = reason(ReasonCode.UNSUPPORTED, detail=detail)
+        groups = [GpuGroup.of(gpu_type, [spec.gpus.count_min]) for gpu_type in _types(spec, shape)]
+        return Grid(
+            cells=(),
+            infeasible=tuple(InfeasibleGroup(group=group, reason=told) for group in groups),
+            source=self.version,
+        )
 
     def _search(self, spec: JobSpec) -> Search | None:
         if spec.train is None:
@@ -113,10 +128,12 @@ def _nowhere(spec: JobSpec, shape: ClusterShape, needed: int) -> Iterator[Infeas
     """Say why there is no group at all: the type is absent, or the cluster is too small."""
     totals = shape.gpu_count_by_type
     for gpu_type in sorted(spec.gpus.types) or sorted(totals):
-        largest = max((sum(sizes) for sizes in node_sizes(shape, gpu_type)), default=0)
+        zones = node_sizes(shape, gpu_type)
+        largest = max((sum(sizes[: spec.gpus.nodes_max]) for sizes in zones), default=0)
         if largest:
             told = reason(ReasonCode.EXCEEDS_CLUSTER, needed=needed, largest=largest)
         else:
             have = ", ".join(sorted(totals)) or "no nodes"
-            told = reason(ReasonCode.UNSUPPORTED, detail=f"no {gpu_type} GPUs in this cluster ({have})")
+            close = did_you_mean(gpu_type, sorted(totals))
+            told = reason(ReasonCode.UNSUPPORTED, detail=f"no {gpu_type} GPUs in this cluster ({have}){close}")
         yield InfeasibleGroup(group=GpuGroup.of(gpu_type, [needed]), reason=told)
