@@ -95,7 +95,7 @@ RULES: Mapping[Defect, Rule] = {
     Defect.CUT_ARCHIVE: _ends("a gz that ends too early"),
     Defect.NOT_TEXT: _ends("bytes that are no UTF-8 text, NUL among them, or lines that end in a bare CR"),
     Defect.LINE_TOO_LONG: _ends("a line beyond the limit of bytes"),
-    Defect.TOO_MANY_ROWS: _ends("more lines than the limit"),
+    Defect.TOO_MANY_ROWS: _ends("more lines or bytes, unpacked, than the limit"),
     Defect.NO_ROWS: _ends("columns, and no row under them"),
     Defect.CUT_FILE: _ends("a last line that does not end, or a log without its closing line"),
     Defect.CHANGED: _ends("a file that changes while it is read"),

@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class Limits:
 
     line_bytes: int = 1 << 20
     line_count: int = 10_000_000
+    byte_count: int = 1 << 34
 
 
 DEFAULT_LIMITS = Limits()
@@ -69,6 +71,7 @@ class Lines:
     def __init__(self, file: str, stream: ByteLines, *, limits: Limits, is_whole: bool) -> None:
         self.file = file
         self.number = 0
+        self._byte_count = 0
         self._stream = stream
         self._limits = limits
         self._is_whole = is_whole
@@ -113,6 +116,9 @@ class Lines:
             raise self.error(Defect.LINE_TOO_LONG, f"the line is longer than {self._limits.line_bytes:,} bytes")
         if self.number > self._limits.line_count:
             raise self.error(Defect.TOO_MANY_ROWS, f"there are more than {self._limits.line_count:,} lines")
+        self._byte_count += len(data)
+        if self._byte_count > self._limits.byte_count:
+            raise self.error(Defect.TOO_MANY_ROWS, f"there are more than {self._limits.byte_count:,} bytes, unpacked")
         self.last_ends = data.endswith(b"\n")
         return data
 
@@ -224,5 +230,5 @@ def _zip_member(file: str, raw: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
         if infos[0].flag_bits & _ZIP_MARKED_AS_LOCKED:
             raise trace_error(file, Defect.BAD_ARCHIVE, "the zip has a password", fix="unpack it")
         return archive.open(infos[0])
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError, struct.error) as error:
         raise trace_error(file, Defect.BAD_ARCHIVE, "the zip cannot be read", why=str(error)) from error

@@ -14,7 +14,9 @@ from arena_traces.formats.base import FlawError
 TIME_S_MAX = 1e11
 """About 3,000 years: Unix time in seconds is far below, in milliseconds above it."""
 
-COUNT_MAX = 10**12
+COUNT_MAX = 2**53
+"""Up to here floats hold every whole number."""
+
 GPU_COUNT_MAX = 10**6
 
 _NO_VALUE = frozenset({"", "nan", "none", "null", "na", "n/a", "-", "-1", "-1.0"})

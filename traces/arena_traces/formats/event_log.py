@@ -21,13 +21,13 @@ from arena.domain.trace import TraceJob, TraceOutcome
 from arena.errors import SpecError
 from arena_traces.defects import Defect
 from arena_traces.formats.base import FlawError, Parsed, Reading, Row
-from arena_traces.formats.cells import TIME_S_MAX
+from arena_traces.formats.cells import COUNT_MAX, GPU_COUNT_MAX, TIME_S_MAX
 from arena_traces.lines import Line, Lines
 
 LOG_VERSION = 1
 _MARK = "arena-log"
 Instant = Annotated[float, Field(ge=0, le=TIME_S_MAX)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 
 
 class LogHead(Model):
@@ -222,16 +222,12 @@ def _rows(head: LogHead, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
     for line in rest:
         if end is not None:
             raise lines.error(Defect.CUT_FILE, "the log goes on after its end", fix="keep one log in one file")
-        try:
-            part = _parsed(line.text)
-            if isinstance(part, LogEnd):
-                end = part
-                continue
-            row_count += 1
-            yield _job_of(part, line, head)
-        except FlawError as flaw:
-            row_count += 1
-            yield flaw.at(line.number)
+        part = _row_or_end(line, head)
+        if isinstance(part, LogEnd):
+            end = part
+            continue
+        row_count += 1
+        yield part
     if end is None:
         raise lines.error(Defect.CUT_FILE, "the log has no end, it was cut", fix="export it again")
     if end.job_count != row_count:
@@ -239,10 +235,19 @@ def _rows(head: LogHead, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
         raise lines.error(Defect.CUT_FILE, what, fix="export it again")
 
 
-def _job_of(part: LogHead | LogJob, line: Line, head: LogHead) -> Parsed:
-    if isinstance(part, LogHead):
-        raise FlawError(Defect.BAD_RECORD, "a log begins in the middle of another", fix="keep one log in one file")
-    return parsed_job(part, line.number, head.exported_at_s)
+def _row_or_end(line: Line, head: LogHead) -> Row | LogEnd:
+    try:
+        part = _parsed(line.text)
+        match part:
+            case LogEnd():
+                return part
+            case LogJob():
+                return parsed_job(part, line.number, head.exported_at_s)
+            case LogHead():
+                fix = "keep one log in one file"
+                raise FlawError(Defect.BAD_RECORD, "a log begins in the middle of another", fix=fix)
+    except FlawError as flaw:
+        return flaw.at(line.number)
 
 
 def _parsed(text: str) -> LogHead | LogJob | LogEnd:
@@ -265,6 +270,8 @@ def parsed_job(job: LogJob, row: int, exported_at_s: float) -> Parsed:
         FlawError: It did nothing, or what it is to do cannot be known.
     """
     gpu_count = _gpu_count(job)
+    if gpu_count > GPU_COUNT_MAX:
+        raise FlawError(Defect.OUT_OF_RANGE, f"a job of {gpu_count:,} GPUs, at most {GPU_COUNT_MAX:,} make sense")
     gpu_seconds = sum(_ran_s(one, exported_at_s) * one.gpu_count for one in job.attempts)
     duration_s = gpu_seconds / gpu_count if job.attempts else None
     step_count = _step_count(job)

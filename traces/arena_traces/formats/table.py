@@ -17,6 +17,7 @@ from arena_traces.lines import Line, Lines
 
 DELIMITERS = (",", "\t", ";")
 _SHOWN_COLUMNS_MAX = 20
+_COMPARED_COLUMNS_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +26,12 @@ class Head:
 
     Args:
         columns: Names as they stand there, without blanks around them, and without empty ones at the end.
+        names: The same as they are compared.
     """
 
     delimiter: str
     columns: tuple[str, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names as they are compared."""
-        return tuple(column.casefold() for column in self.columns)
+    names: tuple[str, ...]
 
     def listed(self) -> str:
         """Return the columns for people."""
@@ -112,7 +110,8 @@ def head_of(first: str) -> Head:
     columns = [column.strip() for column in split[delimiter]]
     while columns and not columns[-1]:
         columns.pop()
-    return Head(delimiter=delimiter, columns=tuple(columns))
+    names = tuple(column.casefold() for column in columns)
+    return Head(delimiter=delimiter, columns=tuple(columns), names=names)
 
 
 def _fields(text: str, head: Head) -> Sequence[str]:
@@ -137,7 +136,7 @@ def _split(text: str, delimiter: str) -> list[str]:
 def close_columns(missing: Sequence[str], found: Sequence[str]) -> str:
     """Return a question that names a column that may be meant, or nothing where none is close."""
     for column in missing:
-        close = difflib.get_close_matches(column, found, n=1)
+        close = difflib.get_close_matches(column, found[:_COMPARED_COLUMNS_MAX], n=1)
         if close:
             return f"is {shown(close[0])} meant to be {column}?"
     return ""
