@@ -25,6 +25,7 @@ from arena.cli.plan_grid import (
 )
 from arena.cli.plan_mixed import MixedPlan, best_mixed, explain_mixed
 from arena.cli.plan_mixed_tables import write_mixed, write_mixed_explanation
+from arena.cli.plan_profiles import with_profiles
 from arena.cli.plan_tables import (
     short_text,
     write_details,
@@ -80,6 +81,7 @@ class _Asked:
 @click.option("--gpus", type=click.IntRange(1), help="Only groups of so many GPUs, whatever the job says.")
 @click.option("--type", "types", multiple=True, help="Only this GPU type, whatever the job says; may be repeated.")
 @click.option("--explain", "plan", metavar="PLAN", help="Price this plan, e.g. 'dp4 tp2 pp1 mb1 zero1'.")
+@click.option("--profile", "profiles", metavar="FILE", multiple=True, help="Measured layer times; may be repeated.")
 @click.option("--png", metavar="FILE", help="Draw GPU types by GPU counts (needs matplotlib).")
 @click.option("--all", "shows_all", is_flag=True, help="Every node shape, not only the best of each type and count.")
 @click.option("--details", is_flag=True, help="Time breakdown and memory by stage of every group, not of the best.")
@@ -115,6 +117,8 @@ def _asked(job: str, options: dict[str, Any]) -> _Asked:
         )
     file = options["cluster_file"]
     cluster = parse_cluster(read_text(file, command="plan"), source=file)
+    if options["profiles"]:
+        cluster = replace(cluster, gpu_types=with_profiles(cluster.gpu_types, options["profiles"], spec.train))
     asked = _Asked(
         spec=spec,
         train=spec.train,

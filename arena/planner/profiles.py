@@ -42,6 +42,20 @@ class Link:
     s_per_byte: float
 
 
+def differences(profile: Profile, train: TrainSpec) -> list[str]:
+    """Return in what a profile's layers and precision differ from a workload's, but for how many layers there are."""
+    found = []
+    if profile.precision != train.precision:
+        found.append(f"it was measured in {profile.precision}, the job trains in {train.precision}")
+    theirs, ours = profile.model.model_dump(mode="json"), train.model.model_dump(mode="json")
+    found += [
+        f"its {name} is {theirs[name]}, the job's {ours[name]}"
+        for name in ours
+        if name != "layers" and theirs[name] != ours[name]
+    ]
+    return found
+
+
 def _is_of(profile: Profile, train: TrainSpec) -> bool:
     layers = {"layers": train.model.layers}
     return profile.precision == train.precision and profile.model.model_copy(update=layers) == train.model
