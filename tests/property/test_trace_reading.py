@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from arena.domain.records import AttemptRecord, JobRecord
+from arena.domain.allocation import Allocation
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, Progress
 from arena.errors import ArenaError
 from arena_traces.defects import RULES, Defect, Treatment
 from arena_traces.formats import FORMATS
@@ -24,7 +26,8 @@ from arena_traces.parts import first_jobs, from_zero, with_offered_load
 from arena_traces.reading import read_trace
 from arena_traces.statistics import statistics
 from arena_traces.trace import Trace
-from tests.strategies import attempts, jobs
+from tests.spec_strategies import counts, instants, longs, maybe, naturals, small, specs, words
+from tests.strategies import groups, plans
 from tests.trace_files import ARENA_HEAD, ITP_HEAD, itp_job, table, trace_of
 
 DROPPABLE = frozenset(defect for defect, rule in RULES.items() if rule.can_drop)
@@ -38,15 +41,16 @@ def file_of(content: bytes) -> Iterator[Path]:
         yield path
 
 
-def read(content: bytes, dropped: frozenset[Defect] = frozenset()) -> Trace | None:
+def read(content: bytes, dropped: frozenset[Defect] = frozenset(), format_name: str | None = None) -> Trace | None:
     """The trace, None where it is refused with a typed error."""
     with file_of(content) as path:
         try:
-            return read_trace(path, dropped=dropped)
+            return read_trace(path, dropped=dropped, format=format_name)
         except ArenaError as error:
-            assert error.details["file"] == str(path)
-            assert Defect(error.details["defect"]) in RULES
-            return None
+            refusal = error
+    assert refusal.details["file"] == str(path)
+    assert Defect(refusal.details["defect"]) in RULES
+    return None
 
 
 def zipped(content: bytes) -> bytes:
@@ -71,7 +75,42 @@ tables = st.one_of(
     st.lists(itp_rows, max_size=8).map(lambda rows: table(ITP_HEAD, *rows)),
     st.lists(arena_rows, max_size=8).map(lambda rows: table(ARENA_HEAD, *rows)),
 )
-logged_jobs = st.lists(st.tuples(jobs, st.lists(attempts, max_size=3)), max_size=3)
+records = st.builds(
+    JobRecord,
+    job_id=words,
+    spec=specs,
+    user=words,
+    request_id=words,
+    submitted_at_s=instants,
+    state=st.sampled_from(JobState),
+    progress=st.builds(Progress, step=naturals),
+    ended_at_s=maybe(instants),
+    run_time_s=instants,
+    gpu_seconds=instants,
+)
+logged_attempts = st.builds(
+    AttemptRecord,
+    attempt_id=words,
+    job_id=words,
+    epoch=counts,
+    plan=maybe(plans()),
+    group=groups,
+    estimate=st.none(),
+    allocation=st.just(Allocation(shares=())),
+    master_addr=words,
+    master_port=small,
+    cause=st.just(reason(ReasonCode.NOT_YET_EVALUATED)),
+    decision_index=longs,
+    decided_at_s=instants,
+    launched_at_s=instants,
+    first_step_at_s=maybe(instants),
+    ended_at_s=maybe(instants),
+    outcome=maybe(st.sampled_from(EndKind)),
+    last_step=naturals,
+)
+logged_jobs = st.lists(st.tuples(records, st.lists(logged_attempts, max_size=2)), max_size=2)
+few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""For what takes long to make."""
 
 
 def log_of(entries: Sequence[tuple[JobRecord, list[AttemptRecord]]]) -> bytes:
@@ -82,6 +121,7 @@ def row_count(content: bytes) -> int:
     return sum(bool(line.strip()) for line in content.decode().split("\n")[1:])
 
 
+@settings(deadline=None)
 @given(tables)
 def test_every_row_is_a_job_or_dropped(content: bytes) -> None:
     trace = read(content, dropped=DROPPABLE)
@@ -98,6 +138,7 @@ def test_every_row_is_a_job_or_dropped(content: bytes) -> None:
     assert {line for lines in accounting.repaired_lines.values() for line in lines} <= {job.row for job in trace.jobs}
 
 
+@settings(deadline=None)
 @given(tables)
 def test_a_defect_ends_the_reading_exactly_where_its_rule_says(content: bytes) -> None:
     strict, lenient = read(content), read(content, dropped=DROPPABLE)
@@ -108,6 +149,7 @@ def test_a_defect_ends_the_reading_exactly_where_its_rule_says(content: bytes) -
     assert (strict is None) == bool(ends & set(lenient.accounting.dropped_lines))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=400))
 def test_any_bytes_are_a_trace_or_a_typed_error(content: bytes) -> None:
     read(content, dropped=DROPPABLE)
@@ -123,6 +165,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("name", CONTENTS)
+@few
 @given(data=st.data())
 def test_damaged_files_are_a_trace_or_a_typed_error(name: str, data: st.DataObject) -> None:
     content = bytearray(CONTENTS[name])
@@ -133,22 +176,21 @@ def test_damaged_files_are_a_trace_or_a_typed_error(name: str, data: st.DataObje
     read(bytes(content[: data.draw(st.integers(1, len(content)))]), dropped=DROPPABLE)
 
 
-@pytest.mark.parametrize("one", FORMATS, ids=lambda one: one.name)
+@pytest.mark.parametrize("name", [one.name for one in FORMATS])
+@few
 @given(content=st.binary(max_size=200) | tables)
-def test_no_format_crashes_on_what_is_not_its_own(one: object, content: bytes) -> None:
-    with file_of(content) as path:
-        try:
-            read_trace(path, format=one.name)  # type: ignore[attr-defined]
-        except ArenaError as error:
-            assert error.details["file"] == str(path)
+def test_no_format_crashes_on_what_is_not_its_own(name: str, content: bytes) -> None:
+    read(content, format_name=name)
 
 
+@few
 @given(logged_jobs)
 def test_what_a_log_says_of_jobs_is_read_back(entries: list[tuple[JobRecord, list[AttemptRecord]]]) -> None:
     lines = log_of(entries).decode().splitlines()[1:-1]
     assert [LogJob.model_validate_json(line) for line in lines] == [log_job(*entry) for entry in entries]
 
 
+@few
 @given(logged_jobs)
 def test_every_job_of_a_log_is_a_job_or_dropped(entries: list[tuple[JobRecord, list[AttemptRecord]]]) -> None:
     trace = read(log_of(entries), dropped=DROPPABLE)
@@ -181,6 +223,7 @@ CHANGES: list[Callable[[Trace], Trace]] = [
 ]
 
 
+@settings(deadline=None)
 @given(traces(), st.permutations(range(len(CHANGES))))
 def test_changes_of_a_trace_keep_its_accounts_in_any_order(trace: Trace, order: Sequence[int]) -> None:
     for index in order:
