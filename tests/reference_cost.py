@@ -127,7 +127,7 @@ class _Pipeline:
         earlier_s, end_s = 0.0, 0.0
         for stage in self.stages:
             end_s = max(end_s, drained_s - 2.0 / 3.0 * earlier_s + stage.after_s)
-            earlier_s += stage.time_s
+            earlier_s += stage.time_s / self.plan.virtual_stage_count
         return end_s
 
     def nodes_of(self, index: int) -> tuple[int, int]:

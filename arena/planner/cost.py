@@ -251,7 +251,12 @@ def timing(
         terms=terms,
         stage_s=stage_s,
         pipeline_s=pipeline_s,
-        iter_time_s=step_end_s(pipeline_s, stage_s, terms.after.seconds[terms.after.which]),
+        # What stands before a stage in the last round are single chunks.
+        iter_time_s=step_end_s(
+            pipeline_s,
+            stage_s / candidates.virtual_stage_count[:, None],
+            terms.after.seconds[terms.after.which],
+        ),
     )
 
 
