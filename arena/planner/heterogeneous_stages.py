@@ -215,8 +215,7 @@ def boundary_s(train: TrainSpec, gpu_type: GpuType, tier: Tier, micro_batch_size
 def boundary_bytes(train: TrainSpec, gpu_type: GpuType, micro_batch_size: int) -> Floats:
     """Return the bytes of a micro-batch's activations in front of each layer and behind the last, ``[l + 1]``."""
     model = model_cost(train.model, operators_of(gpu_type))
-    outputs = model.by_unit(part.output_elements for part in model.parts)[:-1]
-    sizes: Floats = outputs * (micro_batch_size * ELEMENT_BYTES[train.precision])
+    sizes: Floats = model.messages.crossing[1:-1] * (micro_batch_size * ELEMENT_BYTES[train.precision])
     return sizes
 
 

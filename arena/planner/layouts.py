@@ -236,7 +236,8 @@ class LayoutSpace:
     def _sequence_parallel(self, tp: int) -> tuple[int, ...]:
         model = self.train.model
         is_offered = tp > 1 and Feature.SEQUENCE_PARALLEL not in REFUSALS[model.family]
-        return (0, 1) if is_offered and model.sequence_length % tp == 0 else (0,)
+        is_even = all(length % tp == 0 for length in (model.sequence_length, model.target_len or 0))
+        return (0, 1) if is_offered and is_even else (0,)
 
     def _expert_degrees(self, dp: int) -> tuple[int, ...]:
         model = self.train.model

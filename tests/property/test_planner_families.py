@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from arena.domain.allocation import GpuGroup
+from arena.domain.capability import unsupported
 from arena.domain.cluster import GpuType
 from arena.domain.job import ModelFamily, ParallelLimits, TrainSpec
 from arena.domain.parallel import Recompute
@@ -179,6 +180,26 @@ def test_more_memory_never_takes_a_group_away(train: TrainSpec, memory_gib: floa
     small, large = grids
     assert {cell.group for cell in small.cells} <= {cell.group for cell in large.cells}
     assert all(cell.best.plan is not None for cell in large.cells)
+
+
+@settings(max_examples=20, deadline=None)
+@given(train=planned_trains, count=st.sampled_from([1, 2, 4, 8]))
+def test_every_layout_is_one_that_some_program_could_run(train: TrainSpec, count: int) -> None:
+    layouts = LayoutSpace(train=train, limits=ParallelLimits()).layouts(GpuGroup.of("a100-80", [count]))
+    plans = [layouts.plan(index) for index in range(0, len(layouts), 7)]
+    assert [unsupported(train, plan, beyond_worker=True) for plan in plans] == [None] * len(plans)
+
+
+@settings(max_examples=20, deadline=None)
+@given(train=planned_trains)
+def test_cells_say_what_the_cost_model_says_of_their_plans(train: TrainSpec) -> None:
+    spec = train_spec().model_copy(update={"train": train})
+    for cell in PlannerGridSource(beyond_worker=True).grid(spec, shape(("a100-80", 2, 2))).cells:
+        for one in (cell.best, *cell.others):
+            assert one.plan is not None
+            found = evaluate(train, catalog()["a100-80"], cell.group, candidate_of(one.plan, train.global_batch))
+            assert np.isclose(found.iter_time_s[0], one.estimate.iter_time_s, rtol=1e-9)
+            assert np.allclose(found.memory_bytes_by_stage[0], one.estimate.memory_bytes_by_stage, atol=1)
 
 
 @settings(max_examples=20, deadline=None)
