@@ -92,6 +92,11 @@ class Prediction:
         return fastest(plan for plan in self.plans if plan.is_searched)
 
     @property
+    def quickest(self) -> PlanPrediction | None:
+        """The fastest plan that Alpa's search looks at, whether it fits or not."""
+        return min((plan for plan in self.plans if plan.is_searched), key=lambda plan: plan.time_s, default=None)
+
+    @property
     def is_feasible(self) -> bool:
         """Whether Alpa's run should succeed."""
         return self.best is not None and not self.is_refused

@@ -28,6 +28,7 @@ def results(predictions: Sequence[Prediction], memory_errors: Sequence[float]) -
     return {
         "feasibility": feasibility(tried),
         "times": times(timings_of(tried)),
+        "times_of_all_that_ran": times(timings_of(tried, fitting=False)),
         "regret": regret_of(predictions),
         "memory": asdict(spread(memory_errors)),
         "wrongly_feasible": [str(one.cell) for one in tried if one.is_feasible and not _ran(one.cell)],
@@ -49,19 +50,21 @@ def feasibility(tried: Sequence[Prediction]) -> dict[str, Any]:
     }
 
 
-def timings_of(tried: Iterable[Prediction]) -> list[Timing]:
-    """Return the cells that ran and have a prediction."""
-    return [
-        Timing(
-            gpu_type=one.cell.hardware.gpu_type,
-            model=(one.cell.workload.family, one.cell.workload.size),
-            family=one.cell.workload.family,
-            predicted_s=one.best.time_s,
-            measured_s=one.cell.time_s,
-        )
-        for one in tried
-        if one.best is not None and one.cell.time_s is not None
-    ]
+def timings_of(tried: Iterable[Prediction], *, fitting: bool = True) -> list[Timing]:
+    """Return the cells that ran and have a prediction; without ``fitting``, of a plan that may need more memory."""
+    found: list[Timing] = []
+    for one in tried:
+        workload, plan = one.cell.workload, one.best or (None if fitting else one.quickest)
+        if plan is not None and one.cell.time_s is not None:
+            timing = Timing(
+                gpu_type=one.cell.hardware.gpu_type,
+                model=(workload.family, workload.size),
+                family=workload.family,
+                predicted_s=plan.time_s,
+                measured_s=one.cell.time_s,
+            )
+            found.append(timing)
+    return found
 
 
 def times(timings: Sequence[Timing]) -> dict[str, Any]:
