@@ -28,9 +28,14 @@ class LayerKind:
     opens_stack: bool = False
 
 
+_ONLY = LayerKind()
+
+
 def layer_kind(spec: ModelSpec, layer: int) -> LayerKind:
     """Return of which kind a transformer's layer is."""
     variant, encoder = spec.variant, spec.encoder_layers
+    if encoder is None and variant.attention_window is None and not variant.dense_layers:
+        return _ONLY
     return LayerKind(
         is_windowed=variant.attention_window is not None and (layer + 1) % variant.window_period == 0,
         is_dense=layer < variant.dense_layers,

@@ -61,9 +61,9 @@ class Search:
 
         Groups are searched together: what is the same on several of them is computed once.
         """
-        refusal = next(job_refusals(self.train, beyond_worker=self.beyond_worker), None)
-        if refusal is not None:
-            return [reason(ReasonCode.UNSUPPORTED, detail=refusal)] * len(wanted), Counts()
+        told = "; ".join(job_refusals(self.train, beyond_worker=self.beyond_worker))
+        if told:
+            return [reason(ReasonCode.UNSUPPORTED, detail=told)] * len(wanted), Counts()
         if self.limits.plan is not None:
             return [self._pinned_cell(gpu_type, group) for gpu_type, group in wanted], Counts()
         return _Table.of(self, wanted).cells()
