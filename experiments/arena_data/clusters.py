@@ -1,9 +1,9 @@
 """The clusters of Arena's artifact as the planner's hardware types.
 
-GPUs: A100 SXM 40 GB (four to a node, NVLink), V100 32 GB (sixteen to a node, NVSwitch), A40 and A10 (two to a node,
-PCIe 4.0); nodes are joined by InfiniBand without GPU Direct (``resources/hardware_specs.py``, ``device_infos.json`` of
-the artifact). What links reach is read from the artifact's own timings of collectives, as the planner takes
-measurements where there are some; the calibration's shares of nominal bandwidths are then one.
+A100 40 GB (four to a node), V100 32 GB (sixteen), A40 and A10 (two) by ``device_infos.json`` and ``NODE_CAPACITY`` of
+the artifact. By its timings of collectives the first two have NVLink, the others PCIe 4.0, and a node's network carries
+3.4 to 5 GB/s in all-reduces. What links reach is read from these timings, as the planner takes measurements where there
+are some; the calibration's shares of nominal bandwidths are then one.
 """
 
 from __future__ import annotations
