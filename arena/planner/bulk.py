@@ -13,13 +13,13 @@ import numpy as np
 
 from arena.domain.job import TrainSpec
 from arena.planner.candidates import Candidates, Flags, Floats, Ints
-from arena.planner.communication import Place
 from arena.planner.compute import PartTimes
 from arena.planner.cost import Estimates, Timing, estimates_of, timing
 from arena.planner.holdings import holdings
 from arena.planner.layouts import Layouts
 from arena.planner.memory import memory_by_stage, operators_of
-from arena.planner.model import model_cost
+from arena.planner.model import ModelCost, model_cost
+from arena.planner.network import Network, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +142,9 @@ def priced(
     """
     where = tuple(place for place, _ in places)
     picks = [one for index in range(len(memories.batches)) if (one := _picks(index, memories, places, fits))]
-    times = _part_times(train, where, [one.candidates for one in picks]) if picks else {}
-    timings = {one.batch: timing(train, where, one.candidates, part_times=times) for one in picks}
+    network, model = Network.of(where), model_cost(train.model, operators_of(where[0].gpu_type))
+    times = _part_times(train, network, model, [one.candidates for one in picks]) if picks else {}
+    timings = {one.batch: timing(train, network, one.candidates, model, part_times=times) for one in picks}
     none = np.zeros(0, dtype=np.int64)
     place = np.concatenate([none, *(one.place for one in picks)])
     row = np.concatenate([none, *(one.rows for one in picks)])
@@ -164,10 +165,11 @@ def _picks(
     index: int, memories: Memories, places: Sequence[tuple[Place, tuple[int, int]]], fits: Sequence[Flags]
 ) -> _Picks | None:
     batch = memories.batches[index]
-    found = []
-    for (_, span), fit in zip(places, fits, strict=True):
-        start, end = np.searchsorted(batch.rows, span)
-        found.append(start + np.flatnonzero(fit[batch.rows[start:end]]))
+    bounds = np.searchsorted(batch.rows, [span for _, span in places]).tolist()
+    fitting = {id(fit): fit[batch.rows] for fit in fits}
+    found = [
+        start + np.flatnonzero(fitting[id(fit)][start:end]) for (start, end), fit in zip(bounds, fits, strict=True)
+    ]
     picked = np.concatenate(found)
     if not len(picked):
         return None
@@ -176,9 +178,7 @@ def _picks(
     return _Picks(batch=index, place=place, rows=batch.rows[picked], candidates=candidates)
 
 
-def _part_times(train: TrainSpec, places: Sequence[Place], several: Sequence[Candidates]) -> dict[str, PartTimes]:
-    gpu_types = {place.gpu_type.name: place.gpu_type for place in places}
-    return {
-        name: PartTimes.of(model_cost(train.model, operators_of(gpu_type)), train, gpu_type, several)
-        for name, gpu_type in gpu_types.items()
-    }
+def _part_times(
+    train: TrainSpec, network: Network, model: ModelCost, several: Sequence[Candidates]
+) -> dict[str, PartTimes]:
+    return {gpu_type.name: PartTimes.of(model, train, gpu_type, several) for gpu_type in network.gpu_types}

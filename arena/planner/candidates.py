@@ -156,8 +156,11 @@ def _ranks(values: Ints | Flags) -> tuple[Ints, int]:
     """Return the rank of each value among the distinct ones, and how many these are."""
     largest = int(values.max())
     if largest > 16 * len(values):
-        distinct, ranks = np.unique(values, return_inverse=True)
-        return ranks, len(distinct)
+        order = np.argsort(values, kind="stable")
+        in_order = values[order]
+        ranks = np.empty(len(values), dtype=np.int64)
+        ranks[order] = np.concatenate(([0], np.cumsum(in_order[1:] != in_order[:-1])))
+        return ranks, int(ranks[order[-1]]) + 1
     is_there = np.zeros(largest + 1, dtype=np.bool_)
     is_there[values.astype(np.int64)] = True
     rank_of = np.cumsum(is_there) - 1

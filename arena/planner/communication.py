@@ -9,16 +9,14 @@ Links reach a share of their nominal bandwidth, networks of many nodes a smaller
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.profile import LinkKind, MessageKind
 from arena.planner.calibration import CALIBRATION, Calibration
-from arena.planner.candidates import Candidates, Flags, Floats, Ints
+from arena.planner.candidates import Floats
 from arena.planner.profiles import link_of
 
 _BUS_BYTES_PER_S = 32e9
@@ -58,29 +56,6 @@ class Ring:
     ring_latency_s: Floats
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rings:
-    """Which ranks hold copies or parts of the same state, ``[n, p]`` or what broadcasts to it.
-
-    Args:
-        data: Replicas of a stage.
-        shard: Replicas that ZeRO divides state over.
-        expert_data: Replicas that hold the same experts.
-    """
-
-    data: Ring
-    shard: Ring
-    expert_data: Ring
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hops:
-    """Sends to the next stage and to the one before."""
-
-    on: Hop
-    back: Hop
-
-
 def tiers_of(gpu_type: GpuType, calibration: Calibration = CALIBRATION) -> tuple[Tier, Tier]:
     """Return the links inside a node and between nodes, by what collectives reach: as measured, else as fitted."""
     is_bus = gpu_type.link_bandwidth_bytes_per_s <= _BUS_BYTES_PER_S and gpu_type.name != "cpu"
@@ -116,115 +91,10 @@ def _measured_send(gpu_type: GpuType, over: LinkKind) -> Tier | None:
     return None if link is None else Tier(bandwidth_bytes_per_s=1.0 / link.s_per_byte, latency_s=link.latency_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A group of one GPU type."""
-
-    gpu_type: GpuType
-    group: GpuGroup
-
-    @property
-    def usd_per_s(self) -> float:
-        """Price of all its GPUs."""
-        return self.group.gpu_count * self.gpu_type.usd_per_hour / 3600.0
-
-    @property
-    def node_counts(self) -> tuple[int, ...]:
-        """GPUs on each node."""
-        return tuple(count for part in self.group.parts for count in part.node_counts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """The links of some places, over whose nodes ranks are laid in order; tiers by place.
-
-    Args:
-        tiers: What collectives reach inside a node and between nodes.
-        sends: What single sends reach.
-    """
-
-    places: tuple[Place, ...]
-    tiers: tuple[tuple[Tier, Tier], ...]
-    sends: tuple[tuple[Tier, Tier], ...]
-    calibration: Calibration
-
-    @classmethod
-    def of(cls, places: tuple[Place, ...], calibration: Calibration = CALIBRATION) -> Network:
-        """Return the network of some places."""
-        by_type = {place.gpu_type.name: tiers_of(place.gpu_type, calibration) for place in places}
-        tiers = tuple(by_type[place.gpu_type.name] for place in places)
-        sends_by_type = {place.gpu_type.name: send_tiers_of(place.gpu_type, calibration) for place in places}
-        sends = tuple(sends_by_type[place.gpu_type.name] for place in places)
-        return cls(places=places, tiers=tiers, sends=sends, calibration=calibration)
-
-    def memory_bandwidth(self, candidates: Candidates) -> Floats:
-        """Return the bytes per second of each candidate's GPUs, ``[n, 1]``."""
-        by_place = np.array([place.gpu_type.memory_bandwidth_bytes_per_s for place in self.places])
-        found: Floats = by_place[_place_of(candidates)][:, None]
-        return found
-
-    def tensor_ring(self, candidates: Candidates) -> Ring:
-        """Return what tensor-parallel ranks talk over: they are on one node."""
-        tp = candidates.tp.astype(np.float64)
-        return self._ring(candidates, tp, np.ones_like(tp))
-
-    def expert_ring(self, candidates: Candidates) -> Ring:
-        """Return what replicas talk over that spread experts among them."""
-        nodes, _ = self._spans(candidates)
-        dp = candidates.dp.astype(np.float64)
-        ep = np.broadcast_to(candidates.expert_parallel[:, None], dp.shape).astype(np.float64)
-        return self._ring(candidates, ep, np.ceil(nodes * ep / dp))
-
-    def rings(self, candidates: Candidates, shard_ranks_max: int | None = None) -> Rings:
-        """Return what ranks with the same state talk over."""
-        nodes, _ = self._spans(candidates)
-        dp = candidates.dp.astype(np.float64)
-        data = shard = expert_data = self._ring(candidates, dp, nodes)
-        if shard_ranks_max is not None:
-            sharers = np.minimum(dp, shard_ranks_max)
-            shard = self._ring(candidates, sharers, np.ceil(nodes * sharers / dp))
-        if np.any(candidates.expert_parallel > 1):
-            expert_data = self._ring(candidates, dp / candidates.expert_parallel[:, None], nodes)
-        return Rings(data=data, shard=shard, expert_data=expert_data)
-
-    def hops(self, candidates: Candidates) -> Hops:
-        """Return what neighbour stages talk over; those smaller than a node have more of its network each."""
-        _, crossing = self._spans(candidates)
-        sizes = np.array([float(max(place.node_counts)) for place in self.places])
-        node_size = sizes[_place_of(candidates)][:, None]
-        senders = np.minimum(candidates.gpu_count, node_size)
-        inside, across = _columns(self.sends, candidates)
-        network = np.broadcast_to(across.bandwidth_bytes_per_s * node_size / senders, crossing.shape)
-        on = Hop(
-            bandwidth_bytes_per_s=np.where(crossing, network, inside.bandwidth_bytes_per_s),
-            latency_s=np.where(crossing, across.latency_s, inside.latency_s),
-        )
-        back = Hop(
-            bandwidth_bytes_per_s=np.roll(on.bandwidth_bytes_per_s, 1, axis=1),
-            latency_s=np.roll(on.latency_s, 1, axis=1),
-        )
-        return Hops(on=on, back=back)
-
-    def _spans(self, candidates: Candidates) -> tuple[Floats, Flags]:
-        """Return the nodes of each stage, and which stages have ranks apart from the next one's."""
-        if all(place.group.node_count == 1 for place in self.places):
-            return np.ones((len(candidates), 1)), np.zeros((len(candidates), candidates.depth), dtype=np.bool_)
-        # Many candidates lie alike: those with the same stages on nodes of the same sizes.
-        shapes = list(dict.fromkeys(place.node_counts for place in self.places))
-        shape_of = np.array([shapes.index(place.node_counts) for place in self.places])
-        alike, which = replace(candidates, group=shape_of[_place_of(candidates)]).distinct(("group", "pp", "gpu_count"))
-        nodes, crossing = _spans(shapes, alike)
-        return nodes[which], crossing[which]
-
-    def _ring(self, candidates: Candidates, rank_count: Floats, node_count: Floats) -> Ring:
-        inside, across = _columns(self.tiers, candidates)
-        return _ring(inside, across, rank_count, node_count, self.calibration)
-
-
 def node_ring(gpu_type: GpuType, rank_count: Floats, calibration: Calibration = CALIBRATION) -> Ring:
     """Return what so many ranks of one node talk over."""
     inside, across = tiers_of(gpu_type, calibration)
-    return _ring(inside, across, rank_count, np.ones_like(rank_count), calibration)
+    return ring_of(inside, across, rank_count, np.ones_like(rank_count), calibration)
 
 
 def all_gather_s(ring: Ring, size_bytes: Floats, count: Floats | float = 1.0) -> Floats:
@@ -251,9 +121,10 @@ def send_s(tier: Tier | Hop, size_bytes: Floats, count: Floats | float = 1.0) ->
     return seconds
 
 
-def _ring(
+def ring_of(
     inside: Tier | Hop, across: Tier | Hop, rank_count: Floats, node_count: Floats, calibration: Calibration
 ) -> Ring:
+    """Return what collectives cost ranks that are spread over nodes."""
     nodes = np.minimum(node_count, rank_count)
     local = np.ceil(rank_count / nodes)
     # Of an exchange, the share that goes to other nodes takes the network.
@@ -271,52 +142,3 @@ def _ring(
         + calibration.hop_latencies * (np.log2(local) * inside.latency_s + np.log2(nodes) * across.latency_s),
         ring_latency_s=start_s + calibration.hop_latencies * hops_s,
     )
-
-
-def _columns(tiers: tuple[tuple[Tier, Tier], ...], candidates: Candidates) -> tuple[Hop, Hop]:
-    """Return what GPUs reach inside their nodes and across, ``[n, 1]``."""
-    place = _place_of(candidates)
-    inside, across = zip(*tiers, strict=True)
-    return _column(inside, place), _column(across, place)
-
-
-def _column(tiers: Sequence[Tier], place: Ints) -> Hop:
-    figures = np.array([(tier.bandwidth_bytes_per_s, tier.latency_s) for tier in tiers])[place]
-    return Hop(bandwidth_bytes_per_s=figures[:, :1], latency_s=figures[:, 1:])
-
-
-def _place_of(candidates: Candidates) -> Ints:
-    return np.zeros(len(candidates), dtype=np.int64) if candidates.group is None else candidates.group
-
-
-def _spans(shapes: Sequence[tuple[int, ...]], candidates: Candidates) -> tuple[Floats, Flags]:
-    """Return the nodes that the ranks of each stage lie on, and whether some lie apart from the next stage's.
-
-    Both ``[n, p]``. The last stage's next is the first, for interleaved chunks.
-
-    Args:
-        shapes: GPUs on each node; ``candidates.group`` is a position among them.
-    """
-    is_stage = candidates.stage_mask
-    size = np.where(is_stage, candidates.gpu_count, 0)
-    ends = np.cumsum(size, axis=1)
-    first, last = _nodes_at(shapes, _place_of(candidates), ends - size, ends)
-    crossing = np.roll(last, -1, axis=1) != first
-    crossing[:, -1] = True
-    is_spread = np.array([len(shape) > 1 for shape in shapes])
-    is_apart = (crossing | candidates.last_stages) & is_spread[_place_of(candidates)][:, None]
-    return 1.0 + np.where(is_stage, last - first, 0), is_apart
-
-
-def _nodes_at(shapes: Sequence[tuple[int, ...]], shape_of: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Return the node of the rank at each start, and of the one before each end."""
-    sizes = np.array([shape[0] for shape in shapes])[shape_of][:, None]
-    first, last = starts // sizes, (ends - 1) // sizes
-    for index, shape in enumerate(shapes):
-        # Full nodes but for the last one are as good as full.
-        if any(count != shape[0] for count in shape[:-1]):
-            rows = np.flatnonzero(shape_of == index)
-            boundaries = np.cumsum(shape)[:-1]
-            first[rows] = np.searchsorted(boundaries, starts[rows], side="right")
-            last[rows] = np.searchsorted(boundaries, ends[rows], side="left")
-    return first, last

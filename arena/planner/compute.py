@@ -183,7 +183,9 @@ class PartTimes:
         )
         digits = [_digits(one) for one in several]
         bases = tuple(max(int(each[index].max()) for each in digits) + 1 for index in range(_DIGITS))
-        codes = np.unique(np.concatenate([_code(each, bases).ravel() for each in digits]))
+        # Not np.unique, which loads a package at its first call.
+        codes = np.sort(np.concatenate([_code(each, bases).ravel() for each in digits]))
+        codes = codes[np.concatenate(([True], codes[1:] > codes[:-1]))]
         shards = _shards(codes, bases)
         times = [_part_times_s(part, machine, shards) for part in model.parts]
         told = Told.of(gpu_type, train, model)

@@ -19,7 +19,7 @@ stages beyond a plan's depth hold zeros.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,19 +28,17 @@ from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import Candidates, Floats, Ints
-from arena.planner.communication import Network, Place, Rings, all_gather_s, all_reduce_s, all_to_all_s, send_s
-from arena.planner.compute import ELEMENT_BYTES, PartTimes
-from arena.planner.holdings import Holdings, holdings, state_bytes
+from arena.planner.compute import PartTimes
+from arena.planner.holdings import holdings
 from arena.planner.implementation import WORKER, Implementation
 from arena.planner.memory import memory_by_stage, operators_of
-from arena.planner.model import ModelCost, Part, model_cost
-from arena.planner.pipeline import BACKWARD_SHARE, pipeline_time_s, step_end_s
-from arena.planner.profiles import Told
+from arena.planner.model import ModelCost, model_cost
+from arena.planner.network import Network, Place
+from arena.planner.pipeline import pipeline_time_s, step_end_s
+from arena.planner.terms import Setting, StageTerms, stage_terms
 
 MODELLED_RELATIVE_ERROR = 0.3
 """Expected error of an estimate without any measurement: an assumption until profiles say better."""
-OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER = 28
-"""AdamW in fp32: reads weight, gradient and two moments, writes three of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,62 +53,11 @@ class Estimates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
-    """A part of the stages' times that depends on some columns alone.
-
-    Args:
-        seconds: Of each stage of the distinct candidates, ``[d, p]``.
-        which: Which of them stands for each candidate, ``[n]``.
-    """
-
-    seconds: Floats
-    which: Ints
-
-    def at(self, rows: Ints, stages: Ints) -> Floats:
-        """Return the seconds of one stage of each of some candidates."""
-        one: Floats = self.seconds[self.which[rows], stages]
-        return one
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StageTerms:
-    """Seconds per micro-batch and stage, by what they are spent on; ``after``: once in a step, behind the last one.
-
-    Args:
-        sync: Of ``after``, the part that is no update.
-    """
-
-    compute: Term
-    tensor: Term
-    expert: Term | None
-    shard: Term
-    send: Term
-    after: Term
-    sync: Term
-
-    @property
-    def of_micro_batch(self) -> dict[str, Term]:
-        """Parts of a micro-batch's time by their name in a breakdown."""
-        named = {"compute": self.compute, "tensor_parallel": self.tensor, "expert_exchange": self.expert}
-        named |= {"shard_gather": self.shard, "pipeline_send": self.send}
-        return {name: term for name, term in named.items() if term is not None}
-
-    def total_s(self) -> Floats:
-        """Return the time of one micro-batch on each stage, its sends included, ``[n, p]``."""
-        of_layers = self.compute.seconds + self.tensor.seconds
-        total = of_layers[self.compute.which]
-        for term in (self.expert, self.shard, self.send):
-            if term is not None:
-                total += term.seconds[term.which]
-        return total
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """The steps of some candidates on their places."""
 
     candidates: Candidates
-    terms: _StageTerms
+    terms: StageTerms
     stage_s: Floats
     pipeline_s: Floats
     iter_time_s: Floats
@@ -134,42 +81,6 @@ class Timing:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
-    """What times depend on beside the candidates; they stand on ``places``, whose types keep the same activations."""
-
-    model: ModelCost
-    train: TrainSpec
-    places: tuple[Place, ...]
-    implementation: Implementation
-    calibration: Calibration
-    part_times: Mapping[str, PartTimes]
-
-    @property
-    def gpu_types(self) -> tuple[GpuType, ...]:
-        """The types of the places, each once."""
-        return tuple({place.gpu_type.name: place.gpu_type for place in self.places}.values())
-
-    def with_types(self, candidates: Candidates) -> Candidates:
-        """Return the candidates with their positions in ``gpu_types``."""
-        if len(self.gpu_types) == 1:
-            return candidates
-        names = [gpu_type.name for gpu_type in self.gpu_types]
-        type_of = np.array([names.index(place.gpu_type.name) for place in self.places])
-        return replace(candidates, gpu_type=type_of[candidates.group])
-
-    @property
-    def gradient_bytes(self) -> float:
-        """Bytes of an element of the gradients that replicas exchange."""
-        return self.implementation.gradient_bytes or state_bytes(self.train).gradients
-
-    def exposed_s(self, busy_s: Floats, hidden_behind_s: Floats) -> Floats:
-        """Return what collectives add to the computing that they run beside."""
-        rest_s = busy_s - self.calibration.hiding_share * hidden_behind_s
-        exposed: Floats = np.maximum(rest_s, self.calibration.unhidden_share * busy_s)
-        return exposed
-
-
 def evaluate(
     train: TrainSpec,
     gpu_type: GpuType,
@@ -185,12 +96,13 @@ def evaluate(
     Args:
         model: Weights of another program's model, with as many layers; by default those of the worker's.
     """
-    places = (Place(gpu_type=gpu_type, group=group),)
+    place = Place(gpu_type=gpu_type, group=group)
+    network = Network.of((place,), calibration)
     model = model or model_cost(train.model, operators_of(gpu_type, implementation))
-    step = timing(train, places, candidates, implementation=implementation, calibration=calibration, model=model)
+    step = timing(train, network, candidates, model, implementation=implementation)
     held = holdings(model, candidates)
     memory = memory_by_stage(model, train, gpu_type, candidates, held, implementation=implementation)
-    return estimates_of(step, np.arange(len(candidates)), memory.total, places[0].usd_per_s)
+    return estimates_of(step, np.arange(len(candidates)), memory.total, place.usd_per_s)
 
 
 def estimates_of(step: Timing, rows: Ints, memory_bytes: Floats, usd_per_s: Floats | float) -> Estimates:
@@ -215,35 +127,35 @@ def iter_times_s(
     calibration: Calibration = CALIBRATION,
 ) -> Floats:
     """Predict only the time of every candidate, ``[n]``: what ``evaluate`` says, in less time."""
-    places = (Place(gpu_type=gpu_type, group=group),)
-    return timing(train, places, candidates, implementation=implementation, calibration=calibration).iter_time_s
+    network = Network.of((Place(gpu_type=gpu_type, group=group),), calibration)
+    model = model_cost(train.model, operators_of(gpu_type, implementation))
+    return timing(train, network, candidates, model, implementation=implementation).iter_time_s
 
 
 def timing(
     train: TrainSpec,
-    places: tuple[Place, ...],
+    network: Network,
     candidates: Candidates,
+    model: ModelCost,
     *,
     implementation: Implementation = WORKER,
-    calibration: Calibration = CALIBRATION,
-    model: ModelCost | None = None,
     part_times: Mapping[str, PartTimes] | None = None,
 ) -> Timing:
     """Predict the step of every candidate on its place; what is the same on several places is computed once.
 
     Args:
-        places: Of GPU types whose operators keep the same (``memory_kind``); a candidate's is ``candidates.group``.
+        network: Of places on whose GPUs parts keep the same (``memory_kind``).
         part_times: What parts take, by GPU type, where it is known for more candidates already.
     """
-    setting = _Setting(
-        model=model or model_cost(train.model, operators_of(places[0].gpu_type, implementation)),
+    setting = Setting(
+        model=model,
         train=train,
-        places=places,
+        network=network,
         implementation=implementation,
-        calibration=calibration,
+        calibration=network.calibration,
         part_times=part_times or {},
     )
-    terms = _stage_terms(setting, Network.of(places, calibration), setting.with_types(candidates))
+    terms = stage_terms(setting, candidates)
     stage_s = terms.total_s()
     pipeline_s = pipeline_time_s(stage_s, candidates.micro_batch_count, candidates.virtual_stage_count)
     return Timing(
@@ -258,211 +170,3 @@ def timing(
             terms.after.seconds[terms.after.which],
         ),
     )
-
-
-_OF_LAYERS = (
-    *("gpu_type", "cut", "pp", "tp"),
-    *("micro_batch_size", "is_sequence_parallel", "expert_parallel", "recompute"),
-)
-_OF_EXCHANGE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "micro_batch_size", "expert_parallel", "recompute")
-_OF_STATE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "expert_parallel", "zero")
-_OF_SENDS = ("group", "cut", "pp", "tp", "gpu_count", "micro_batch_size", "is_sequence_parallel")
-
-
-def _stage_terms(setting: _Setting, network: Network, candidates: Candidates) -> _StageTerms:
-    """Compute each part once for candidates that do not differ in what it depends on."""
-    implementation = setting.implementation
-    some, of_layers = candidates.distinct(_OF_LAYERS)
-    compute_s = _compute_s(setting, some)
-    tensor = Term(seconds=_tensor_s(setting, network, some), which=of_layers)
-    expert = None
-    if np.any(candidates.expert_parallel > 1):
-        some, which = candidates.distinct(_OF_EXCHANGE)
-        expert = Term(seconds=_expert_s(setting, network, some), which=which)
-    if implementation.overlaps_gradients or implementation.overlaps_shards:
-        # What is hidden depends on the computing beside it: nothing is alike.
-        some, of_state, beside_s = candidates, np.arange(len(candidates)), compute_s[of_layers]
-    else:
-        some, of_state = candidates.distinct(_OF_STATE)
-        beside_s = np.zeros((len(some), some.depth))
-    state = _state_times(setting, network, some, beside_s)
-    some, of_sends = candidates.distinct(_OF_SENDS)
-    ends = 2.0 if implementation.sends_in_turn else 1.0
-    send_s = ends * _send_s(setting, network, some)
-    return _StageTerms(
-        compute=Term(seconds=compute_s, which=of_layers),
-        tensor=tensor,
-        expert=expert,
-        shard=Term(seconds=state.shard_s, which=of_state),
-        send=Term(seconds=send_s, which=of_sends),
-        after=Term(seconds=state.sync_s + state.update_s, which=of_state),
-        sync=Term(seconds=state.sync_s, which=of_state),
-    )
-
-
-def _compute_s(setting: _Setting, candidates: Candidates) -> Floats:
-    found = np.zeros((len(candidates), candidates.depth))
-    for index, gpu_type in enumerate(setting.gpu_types):
-        rows = np.arange(len(candidates))
-        if candidates.gpu_type is not None:
-            rows = np.flatnonzero(candidates.gpu_type == index)
-        here = candidates.take(rows)
-        times = setting.part_times.get(gpu_type.name) or PartTimes.of(
-            setting.model,
-            setting.train,
-            gpu_type,
-            (here,),
-            implementation=setting.implementation,
-            calibration=setting.calibration,
-        )
-        found[rows] = times.of_stages(setting.model, here)
-    return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StateTimes:
-    """Seconds that depend on who holds which state, ``[n, p]``: in each micro-batch, after the last, of the update."""
-
-    shard_s: Floats
-    sync_s: Floats
-    update_s: Floats
-
-
-def _state_times(setting: _Setting, network: Network, candidates: Candidates, compute_s: Floats) -> _StateTimes:
-    held = holdings(setting.model, candidates)
-    rings = network.rings(candidates, setting.implementation.shard_ranks_max)
-    shard_s = _shard_s(setting, candidates, rings, held)
-    return _StateTimes(
-        shard_s=setting.exposed_s(shard_s, compute_s) if setting.implementation.overlaps_shards else shard_s,
-        sync_s=_sync_s(setting, candidates, rings, held) + _scatter_s(setting, candidates, rings, held, compute_s),
-        update_s=_update_s(setting, network, candidates, held),
-    )
-
-
-def _activation_bytes(train: TrainSpec, candidates: Candidates) -> Floats:
-    """Bytes of one element of each of a micro-batch's samples, ``[n, 1]``."""
-    return candidates.micro_batch_size[:, None].astype(np.float64) * ELEMENT_BYTES[train.precision]
-
-
-def _tensor_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
-    model = setting.model
-    if not np.any(candidates.tp > 1):
-        return np.zeros((len(candidates), candidates.depth))
-    reduced = np.array([_reductions(part) for part in model.parts]).T
-    elements, counts = reduced[:3], reduced[3:]
-    modes = candidates.recompute[:, None]
-    size_bytes = candidates.sums(model.cumulative(elements), modes) * _activation_bytes(setting.train, candidates)
-    return all_reduce_s(network.tensor_ring(candidates), size_bytes, candidates.sums(model.cumulative(counts), modes))
-
-
-def _reductions(part: Part) -> tuple[float, ...]:
-    """Return elements, then counts, of a micro-batch's all-reduces under each recomputation setting."""
-    one = part.reductions
-    elements = one.forward_elements + one.backward_elements
-    count = one.forward_count + one.backward_count
-    again = (one.forward_elements, one.forward_count) if part.is_layer else (0.0, 0)
-    return (
-        *(elements, elements + one.attention_elements, elements + again[0]),
-        *(count, count + one.attention_count, count + again[1]),
-    )
-
-
-def _expert_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
-    model = setting.model
-    exchanged = [part.exchanged_elements for part in model.parts]
-    is_again = (candidates.recompute == 2)[:, None]
-    passes = 2.0 + is_again
-    size_bytes = candidates.sums(model.cumulative(exchanged)[None]) * _activation_bytes(setting.train, candidates)
-    layers = candidates.sums(model.cumulative(float(elements > 0) for elements in exchanged)[None])
-    return all_to_all_s(network.expert_ring(candidates), passes * size_bytes, 2.0 * passes * layers)
-
-
-def _shard_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings) -> Floats:
-    """Return the scatters of gradients (ZeRO-2 and 3) and gathers of weights (ZeRO-3) of one micro-batch."""
-    zero = candidates.zero[:, None]
-    if not np.any(zero >= 2):
-        return np.zeros((len(candidates), candidates.depth))
-    units = _collectives(setting, candidates)
-    scatter_s = _halves_s(rings, held, setting.gradient_bytes, units)
-    gather_s = 2.0 * _halves_s(rings, held, ELEMENT_BYTES[setting.train.precision], units)
-    seconds: Floats = np.where(zero >= 2, scatter_s, 0.0) + np.where(zero == 3, gather_s, 0.0)
-    return seconds
-
-
-def _collectives(setting: _Setting, candidates: Candidates) -> Floats:
-    """Return in how many collectives a stage's parameters go, ``[n, p]``."""
-    units = candidates.sums(setting.model.cumulative(np.ones(len(setting.model.parts)))[None])
-    return units * setting.implementation.collectives_per_unit
-
-
-def _halves_s(rings: Rings, held: Holdings, bytes_each: float, count: Floats | float) -> Floats:
-    """Return the time to gather (or to reduce-scatter) all parameters of a rank among those that divide them."""
-    dense_s = all_gather_s(rings.shard, held.dense * bytes_each, count)
-    if not np.any(held.expert):
-        return dense_s
-    return dense_s + all_gather_s(rings.expert_data, held.expert * bytes_each, count)
-
-
-def _whole_s(rings: Rings, held: Holdings, bytes_each: float) -> Floats:
-    """Return the time to sum all gradients of a rank over the replicas."""
-    dense_s = all_reduce_s(rings.data, held.dense * bytes_each)
-    if not np.any(held.expert):
-        return dense_s
-    return dense_s + all_reduce_s(rings.expert_data, held.expert * bytes_each)
-
-
-def _send_s(setting: _Setting, network: Network, candidates: Candidates) -> Floats:
-    """Return the sends of one micro-batch: activations on, gradients back."""
-    model, hops = setting.model, network.hops(candidates)
-    first, last = candidates.chunk_first, candidates.chunk_last
-    is_chunk = last > first
-    messages = model.messages.crossing
-    goes_on, goes_back = is_chunk & (last < model.unit_count), is_chunk & (first > 0)
-    divisor = candidates.tp if setting.implementation.splits_sends else candidates.sequence_divisor
-    one_element = _activation_bytes(setting.train, candidates) / divisor
-    seconds = np.zeros((len(candidates), candidates.depth))
-    for goes, elements, hop in (
-        (goes_on, messages[last], hops.on),
-        (goes_back, messages[first], hops.back),
-    ):
-        sizes = candidates.by_cut(np.where(goes, elements, 0.0).sum(axis=2)) * one_element
-        seconds += send_s(hop, sizes, candidates.by_cut(goes.sum(axis=2).astype(np.float64)))
-    return seconds
-
-
-def _sync_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings) -> Floats:
-    """Gathering of updated weights on each stage, unit by unit, under ZeRO-1 and ZeRO-2; ZeRO-3 has it in each step."""
-    zero = candidates.zero[:, None]
-    gather_s = _halves_s(rings, held, state_bytes(setting.train).weights, _collectives(setting, candidates))
-    if setting.implementation.overlaps_shards:
-        gather_s = setting.calibration.unhidden_share * gather_s
-    return np.where(candidates.stage_mask & ((zero == 1) | (zero == 2)), gather_s, 0.0)
-
-
-def _scatter_s(setting: _Setting, candidates: Candidates, rings: Rings, held: Holdings, compute_s: Floats) -> Floats:
-    """Synchronisation of gradients after a stage's last micro-batch that its backward pass does not hide.
-
-    An all-reduce without sharding, a reduce-scatter unit by unit under ZeRO-1; above, each micro-batch has its own.
-    Where fewer ranks share state than there are replicas, gradients are summed over all of them.
-    """
-    zero = candidates.zero[:, None]
-    scatter_s = whole_s = _whole_s(rings, held, setting.gradient_bytes)
-    if setting.implementation.shard_ranks_max is None and not setting.implementation.reduces_whole:
-        scatter_s = _halves_s(rings, held, setting.gradient_bytes, _collectives(setting, candidates))
-    seconds = np.select([zero == 0, zero == 1], [whole_s, scatter_s], 0.0)
-    if setting.implementation.overlaps_gradients:
-        seconds = setting.exposed_s(seconds, BACKWARD_SHARE * compute_s)
-    return np.where(candidates.stage_mask, seconds, 0.0)
-
-
-def _update_s(setting: _Setting, network: Network, candidates: Candidates, held: Holdings) -> Floats:
-    own = np.where(candidates.zero[:, None] >= 1, held.share, held.total)
-    seconds: Floats = own * OPTIMIZER_TRAFFIC_BYTES_PER_PARAMETER / network.memory_bandwidth(candidates)
-    for index, gpu_type in enumerate(setting.gpu_types):
-        told = Told.of(gpu_type, setting.train, setting.model)
-        if told is not None:
-            is_here = np.full(len(candidates), True) if candidates.gpu_type is None else candidates.gpu_type == index
-            rows = np.flatnonzero(is_here)
-            share = np.divide(own, held.total, out=np.zeros(own.shape), where=held.total > 0)
-            seconds[rows] = told.stage_update_s(candidates.take(rows), share[rows], seconds[rows])
-    return seconds

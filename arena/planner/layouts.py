@@ -5,7 +5,8 @@ Left out, because something else in the list is at least as good on every count:
 * sharding where a stage has one replica; schedules where there is one stage;
 * selective recomputation of a Wide-ResNet, which frees nothing;
 * fewer micro-batches than stages, unless a replica has fewer samples than that;
-* interleaving where micro-batches do not come in whole rounds of the pipeline or ranks would have unequal chunks.
+* interleaving where micro-batches do not come in whole rounds of the pipeline or ranks would have unequal chunks;
+* splits of layers other than the even one and the one whose heaviest stage is lightest (by operations).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 from arena.domain.allocation import GpuGroup
 from arena.domain.capability import PARTS_MAX, REFUSALS, Feature, tensor_parallel_dimensions
 from arena.domain.divisors import divisors, format_set
-from arena.domain.job import ModelFamily, ModelSpec, ParallelLimits, TrainSpec
-from arena.domain.parallel import ParallelPlan, Replica, Schedule, Stage, even_split
+from arena.domain.job import ModelFamily, ParallelLimits, TrainSpec
+from arena.domain.parallel import ParallelPlan, Replica, Schedule, Stage
 from arena.planner.candidates import (
     RECOMPUTE_MODES,
     Candidates,
@@ -31,8 +32,14 @@ from arena.planner.candidates import (
     distinct_values,
     micro_batch_count,
 )
+from arena.planner.splits import BALANCED, EVEN, split_of
 
 _SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
+DEFAULT_SCHEDULES = ["1f1b", "interleaved"]
+"""What is searched unless the user says otherwise: GPipe takes as long as 1F1B and needs more memory."""
+CHUNKS_MAX = 8
+"""Most chunks of a rank: more save little of a bubble that is an eighth already, and each sends more."""
+
 _BASE = ("dp", "tp", "pp", "schedule", "virtual_stage_count", "split", "micro_batch_size")
 _OPTIONS = ("zero", "recompute", "sequence_parallel", "expert_parallel")
 
@@ -64,7 +71,7 @@ class Layouts:
         """Return one of the plans."""
         row: Mapping[str, int] = dict(zip((*_BASE, *_OPTIONS), self.numbers[index].tolist(), strict=True))
         return ParallelPlan(
-            stages=_stages(_split(self.train.model, row["pp"], row["split"]), row["dp"], row["tp"]),
+            stages=_stages(split_of(self.train.model, row["pp"], row["split"]), row["dp"], row["tp"]),
             micro_batch_size=row["micro_batch_size"],
             schedule=_SCHEDULES[row["schedule"]],
             virtual_stage_count=row["virtual_stage_count"],
@@ -105,7 +112,7 @@ class Layouts:
         table = np.zeros((2, len(first), depth_max, turns_max), dtype=np.int64)
         for index, row in enumerate(first.tolist()):
             depth, turns = int(pp[row]), int(chunks[row])
-            layers = _split(self.train.model, depth, int(split[row]))
+            layers = split_of(self.train.model, depth, int(split[row]))
             table[:, index, :depth, :turns] = chunk_units(layers, turns)
         return cut, table[0], table[1]
 
@@ -212,16 +219,28 @@ class LayoutSpace:
         """Yield schedule, chunks per rank, split and micro-batch size; without a pipeline schedules are alike."""
         sizes = self._micro_batch_sizes(dp, pp)
         if pp == 1:
-            yield from ((0, 1, _EVEN, size) for size in sizes)
+            yield from ((0, 1, EVEN, size) for size in sizes)
             return
-        layers, batch = self.train.model.layers, self.train.global_batch
-        for name in sorted(set(self.limits.schedules)) or ["1f1b"]:
+        for name in sorted(set(self.limits.schedules)) or DEFAULT_SCHEDULES:
             schedule = _SCHEDULES.index(Schedule(name))
             if name != "interleaved":
-                yield from ((schedule, 1, _EVEN, size) for size in sizes)
-            elif layers % (2 * pp) == 0:
-                whole = [size for size in sizes if micro_batch_count(batch, dp, size) % pp == 0]
-                yield from ((schedule, 2, _EVEN, size) for size in whole)
+                for split in self._splits(pp):
+                    yield from ((schedule, 1, split, size) for size in sizes)
+            elif chunks := self._chunk_counts(pp):
+                whole = [size for size in sizes if micro_batch_count(self.train.global_batch, dp, size) % pp == 0]
+                yield from ((schedule, count, EVEN, size) for count in chunks for size in whole)
+
+    def _splits(self, pp: int) -> tuple[int, ...]:
+        model = self.train.model
+        is_offered = Feature.UNEVEN_LAYERS not in REFUSALS[model.family]
+        return (
+            (EVEN, BALANCED) if is_offered and split_of(model, pp, BALANCED) != split_of(model, pp, EVEN) else (EVEN,)
+        )
+
+    def _chunk_counts(self, pp: int) -> list[int]:
+        """Return how many chunks a rank can have so that all are alike."""
+        each, rest = divmod(self.train.model.layers, pp)
+        return [] if rest else [count for count in divisors(each) if 2 <= count <= CHUNKS_MAX]
 
     def _micro_batch_sizes(self, dp: int, pp: int) -> list[int]:
         """Divisors of a replica's samples that leave a micro-batch for each stage, or single samples."""
@@ -267,15 +286,6 @@ class _Options:
         row = np.repeat(np.arange(len(rows)), sizes[kind])
         option = offsets[kind][row] + np.arange(len(row)) - starts[row]
         return np.concatenate((rows[row], flat[option]), axis=1), starts
-
-
-_EVEN = 0
-"""Number of the way to split layers that ``even_split`` is."""
-
-
-def _split(model: ModelSpec, pp: int, way: int) -> tuple[int, ...]:
-    """Return the layers of each stage."""
-    return tuple(even_split(model.layers, pp))
 
 
 @lru_cache(maxsize=4096)

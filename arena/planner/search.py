@@ -17,10 +17,11 @@ from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.bulk import Memories, Priced, batches_of, priced
 from arena.planner.candidates import Floats, Ints, candidate_of
-from arena.planner.communication import Place
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.layouts import Layouts, LayoutSpace, LayoutTable
 from arena.planner.memory import USABLE_SHARE, memory_kind
+from arena.planner.network import Place
+from arena.planner.splits import EVEN
 from arena.units import GIB
 
 NEAR_TIE_SHARE = 0.03
@@ -190,14 +191,16 @@ class _Table:
 def _chosen(layouts: Layouts, rows: Ints, seconds: Floats, peaks: Floats) -> Ints:
     """Return which plans of a place matter: the best, then the fastest and all that need less memory than faster ones.
 
-    Of equally fast plans the simplest is the best: without recomputation, then with the least sharding.
+    Of equally fast plans the simplest is the best: without recomputation, then with one even run of layers for each
+    rank, then with the least sharding.
     """
     if not len(rows):
         return np.zeros(0, dtype=np.int64)
     order = np.argsort(seconds, kind="stable")
     near = rows[order[: int(np.count_nonzero(seconds <= (1.0 + NEAR_TIE_SHARE) * seconds.min()))]]
     some = layouts.take(near)
-    best = int((4 * (some.column("recompute") > 0) + some.column("zero")).argmin())
+    is_odd = (some.column("virtual_stage_count") > 1) | (some.column("split") != EVEN)
+    best = int((8 * (some.column("recompute") > 0) + 4 * is_odd + some.column("zero")).argmin())
     least = np.minimum.accumulate(peaks[rows[order]])
     is_front = np.concatenate(([True], least[1:] < least[:-1]))
     is_front[best] = False
