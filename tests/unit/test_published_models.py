@@ -120,6 +120,15 @@ QWEN3_30B_A3B = rotary(
     num_experts_per_tok=8,
     head_dim=128,
 )
+QWEN3_235B_A22B = rotary(
+    "qwen3_moe",
+    (94, 4096, 64, 4, 12288),
+    151936,
+    moe_intermediate_size=1536,
+    num_experts=128,
+    num_experts_per_tok=8,
+    head_dim=128,
+)
 RESNET_50 = {"model_type": "resnet", "hidden_sizes": [256, 512, 1024, 2048], "depths": [3, 4, 6, 3], "num_labels": 1000}
 
 EXACT = {
@@ -142,6 +151,7 @@ EXACT = {
     "Qwen/Qwen2-7B": (rotary("qwen2", (28, 3584, 28, 4, 18944), 152064), 7_615_616_512),
     "Qwen/Qwen3-8B": (rotary("qwen3", (36, 4096, 32, 8, 12288), 151936), 8_190_735_360),
     "Qwen/Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
+    "Qwen/Qwen3-235B-A22B": (QWEN3_235B_A22B, 235_093_634_560),
     "facebook/opt-350m": (
         opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
         331_196_416,
@@ -191,6 +201,22 @@ def test_vit_lacks_only_its_class_token(shape: tuple[int, int, int], published: 
     """google/vit-base-patch16-224 and vit-large-patch16-224: the token itself, and its position."""
     cost = model_cost(spec_of(vit(*shape)))
     assert cost.parameter_count == published - 2 * shape[1]
+
+
+@pytest.mark.parametrize(
+    ("config", "gflop_per_token", "share"),
+    [
+        (QWEN3_30B_A3B, 923e3 / 39_936, 0.005),
+        (QWEN3_235B_A22B, 1077e3 / 7_280, 0.005),
+        (DEEPSEEK_V3, 1635e3 / 6_288, 0.05),
+    ],
+)
+def test_operations_of_mixtures_are_those_that_others_count(
+    config: dict[str, Any], gflop_per_token: float, share: float
+) -> None:
+    """TFLOP/s over tokens/s of Megatron-Bridge's performance page, 4,096 positions; DeepSeek-V3 predicts two tokens."""
+    cost = model_cost(spec_of(config, seq_len=4096))
+    assert 3 * cost.flops_per_sample / 4096 / 1e9 == pytest.approx(gflop_per_token, rel=share)
 
 
 def test_gpt_3_has_its_175_billion() -> None:
