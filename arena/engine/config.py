@@ -24,6 +24,8 @@ class EngineConfig:
         stall_factor, stall_s_min: A running training job is stalled after this multiple of its step time, at least
             so many seconds, without a step.
         sweep_s: Longest time between two decisions, however quiet it is.
+        decide_after_s: How long what happens is gathered before the policy is asked about all of it; None asks within
+            the step of every event that matters.
         shape_settle_s: How long the set of nodes must have been stable before grids are built anew.
         restart_s: Cost of a reconfiguration assumed until some have been measured.
     """
@@ -43,5 +45,6 @@ class EngineConfig:
     stall_factor: float = 20.0
     stall_s_min: float = 60.0
     sweep_s: float = 10.0
+    decide_after_s: float | None = None
     shape_settle_s: float = 0.5
     restart_s: float = 10.0

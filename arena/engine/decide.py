@@ -28,7 +28,7 @@ def decide(draft: Draft, policy: Policy) -> None:
     repeated failures.
     """
     index = draft.state.decision_index + 1
-    draft.update(decision_due=False, decision_index=index)
+    draft.update(decision_due=False, due_since_s=None, decision_index=index)
     state = draft.state
     if not state.queue and not state.holding:
         draft.update(decided_at_s=draft.now_s, rest=None, reasons={}, look_again_at_s=None)

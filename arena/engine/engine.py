@@ -83,6 +83,8 @@ class Engine:
             instants.append(state.decided_at_s + self.config.sweep_s)
         if state.look_again_at_s is not None:
             instants.append(state.look_again_at_s)
+        if state.decision_due and state.due_since_s is not None and self.config.decide_after_s is not None:
+            instants.append(state.due_since_s + self.config.decide_after_s)
         return min(instants, default=None)
 
     def view(self, job: JobRecord) -> JobRecord:
@@ -107,11 +109,21 @@ class Engine:
         self._apply(draft, event)
         if draft.state.shape_dirty_at_s is not None and self.config.shape_settle_s <= 0:
             nodes.settle_shape(draft)
-        if draft.state.decision_due:
+        if self._is_to_decide(draft, event):
             decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
         return step
+
+    def _is_to_decide(self, draft: Draft, event: Event) -> bool:
+        """Tell whether the policy is asked within this step; where events are gathered, only a tick does that."""
+        state, after_s = draft.state, self.config.decide_after_s
+        if not state.decision_due or after_s is None:
+            return state.decision_due
+        if state.due_since_s is None:
+            draft.update(due_since_s=draft.now_s)
+            return False
+        return isinstance(event, Tick) and draft.now_s >= state.due_since_s + after_s
 
     def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901 - one line for each kind of event
         match event:

@@ -38,7 +38,7 @@ class ClusterState:
         holding: What jobs have or are about to have (see ``arena.policies.base.Holding``).
         grids, grid_shapes: Latest grid of each job and the cluster shape it was made for.
         shape: The settled cluster shape; ``shape_dirty_at_s`` is set while nodes come and go.
-        decision_due: Something changed that a policy would look at.
+        decision_due: Something changed that a policy would look at; ``due_since_s`` is when the first of it did.
         rest: Why the jobs that the latest decision did not look at wait.
         reasons: Why the jobs it looked at wait or stay.
         restart_s: Cost of a reconfiguration: assumed until ``restart_sample_count`` were measured, then their
@@ -63,6 +63,7 @@ class ClusterState:
     decision_index: int = 0
     decided_at_s: float | None = None
     decision_due: bool = False
+    due_since_s: float | None = None
     look_again_at_s: float | None = None
     rest: Reason | None = None
     reasons: Mapping[JobId, tuple[Reason, ...]] = field(default_factory=dict)

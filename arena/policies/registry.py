@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from arena.errors import SpecError
+from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
 from arena.policies.elastic import Elastic
 from arena.policies.elastic_rules import ElasticRules
@@ -17,6 +18,7 @@ def _elastic(**options: float | None) -> Policy:
 
 
 _MAKERS: Mapping[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {
+    "arena-greedy": (ArenaGreedy, ()),
     "elastic": (_elastic, tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": (FirstComeFirstServed, ()),
 }

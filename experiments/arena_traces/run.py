@@ -14,7 +14,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,12 @@ from rich.table import Table
 from arena.domain.job import GpuLimits, JobSpec, StopSpec
 from arena.domain.trace import TraceJob
 from arena.engine.ports import Step
+from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Decision, Policy, Snapshot
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart, PerGpuRestart, RestartCost, SimCosts
 from arena.sim.metrics import Summary, summarise
-from arena.sim.replay import Replay, ReplayJob
+from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
 from arena.sim.world import Fate
 from arena_traces.reading import read_trace
 from experiments.arena_traces.tables import Tables, cluster
@@ -113,16 +114,24 @@ def replay_job(job: TraceJob, *, is_rigid: bool) -> ReplayJob:
     return ReplayJob(job_id=job.job_id, submitted_at_s=job.submitted_at_s, spec=spec, fate=Fate(step_count=steps))
 
 
+def made(name: str, jobs: Sequence[TraceJob]) -> Policy:
+    """Return a policy; the published greedy is told what each job asks for."""
+    if name == "arena-greedy":
+        return ArenaGreedy(asks={job.job_id: (job.gpu_type or "", job.gpu_count) for job in jobs})
+    return make_policy(name, {})
+
+
 def run_policy(name: str, jobs: Sequence[TraceJob], tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     """Replay the trace under one policy and return its figures."""
     rules = Rules(is_artifact=args.artifact_rules, restart_s=args.restart_s)
-    policy = TimedPolicy(make_policy(name, {}))
+    policy = TimedPolicy(made(name, jobs))
     shape = cluster(args.gpus_per_type)
     replay = Replay(
         shape=shape,
         policy=policy,
         grids=tables.filled_grids() if rules.is_artifact else tables.grids(),
         costs=rules.costs(name),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0),
     )
     asked = [replay_job(job, is_rigid=name in RIGID_POLICIES) for job in jobs]
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -184,7 +193,7 @@ def main() -> int:
     tables = Tables.read(folder)
     trace = read_trace(args.trace)
     results = {name: run_policy(name, trace.jobs, tables, args) for name in args.policy.split(",")}
-    Console().print(table_of(results))
+    Console(width=max(Console().width, 140)).print(table_of(results))
     if args.json is not None:
         args.json.write_text(json.dumps({"trace": str(args.trace), "policies": results}, indent=1))
     return 0

@@ -1,0 +1,225 @@
+"""The published Arena's search, as a baseline (Arena, EuroSys'26; details from its artifact). Pure: no I/O, no clock.
+
+Jobs are served in order of submission. Each asks for one GPU type and count. Where that is not free, a breadth-first
+search of bounded depth looks for steps that make room: a step halves one job's GPUs, or moves one job to another type
+at the same count; of the ways that admit the job, the one with the largest change of the cluster's samples per second
+is taken, even if that is a loss. A job that finds room while an earlier one waits runs at that one's mercy
+("opportunistic") and is suspended when it is in the way. After each arrival and once more at the end, up to ten
+upgrades: double one job's GPUs or change its type, whichever gains most. Neither the cost of a restart nor what is left
+of a job is looked at: that is the published policy, not an oversight here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from arena.domain.grid import Grid
+from arena.domain.job import JobId
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.greedy_seats import Ask, Cells, Seating, opening, steps_from
+
+GRIDS_REMEMBERED = 10_000
+
+PLANNING = (reason(ReasonCode.PLANNING),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GreedyRules:
+    """What the search may do; each switch off is one of the published ablations.
+
+    Args:
+        scaling: Halve and double GPU counts.
+        type_change: Move jobs between GPU types.
+        opportunism: Let jobs pass an earlier one that waits, and suspend them for it.
+        migration: Change running jobs at all.
+        depth: Steps of the search; ``busy_depth`` where more than ``busy_count`` jobs run.
+        upgrades_max: Upgrade steps after an arrival or departure.
+        count_max: Largest GPU count that is asked for.
+    """
+
+    scaling: bool = True
+    type_change: bool = True
+    opportunism: bool = True
+    migration: bool = True
+    depth: int = 3
+    busy_depth: int = 2
+    busy_count: int = 150
+    upgrades_max: int = 10
+    count_max: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArenaGreedy:
+    """The ``arena-greedy`` policy.
+
+    Args:
+        rules: What the search may do.
+        asks: What users asked for, by job; who is missing asks for its fastest cell of the fewest GPUs.
+    """
+
+    rules: GreedyRules = GreedyRules()
+    asks: Mapping[JobId, Ask] = field(default_factory=dict)
+    _sorted: dict[int, tuple[Grid, Cells]] = field(default_factory=dict, repr=False, compare=False)
+    name: str = "arena-greedy"
+    version: str = "1"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Admit in order of submission, then upgrade; see the module for the rules."""
+        seating = opening(snapshot, {job_id: self._cells(grid) for job_id, grid in snapshot.grids.items()})
+        reasons: dict[JobId, tuple[Reason, ...]] = {}
+        first_waiting: JobId | None = None
+        for job_id in snapshot.waiting:
+            if job_id not in snapshot.grids:
+                reasons[job_id] = PLANNING
+                continue
+            if first_waiting is not None and not self.rules.opportunism:
+                reasons[job_id] = (reason(ReasonCode.BEHIND, job=first_waiting, ahead=1),)
+                continue
+            found = self._admitted(seating, job_id, is_blocked=first_waiting is not None)
+            if isinstance(found, Reason):
+                first_waiting = first_waiting or job_id
+                reasons[job_id] = (found,)
+                continue
+            seating = self._upgraded(found)
+        return _decision(snapshot, self._upgraded(seating), reasons)
+
+    def _cells(self, grid: Grid) -> Cells:
+        """Sort a grid once; the grid is kept beside, so that its identity stays its own."""
+        known = self._sorted.get(id(grid))
+        if known is None:
+            if len(self._sorted) >= GRIDS_REMEMBERED:
+                self._sorted.clear()
+            known = self._sorted[id(grid)] = (grid, Cells.of(grid))
+        return known[1]
+
+    def _admitted(self, seating: Seating, job_id: JobId, *, is_blocked: bool) -> Seating | Reason:
+        """Seat a job as it asks, making room where nobody earlier waits, or say why not."""
+        asks = self._asks(seating, job_id)
+        refusal: Reason | None = None
+        for ask in asks:
+            found = seating.seated(job_id, ask)
+            if isinstance(found, Seating):
+                return found
+            refusal = refusal or found
+        if refusal is None:
+            return reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no cell of one GPU type")
+        if is_blocked:
+            return refusal
+        return self._searched(seating, job_id, asks[0]) or self._suspending(seating, job_id, asks[0]) or refusal
+
+    def _asks(self, seating: Seating, job_id: JobId) -> list[Ask]:
+        """Return what a job asks for: its wish where its grid has it, else the nearest to it that its grid has."""
+        known = seating.cells[job_id].by_ask
+        wish = self.asks.get(job_id)
+        if wish is None:
+            return sorted(known, key=lambda ask: (ask[1], -(seating.speed_of(job_id, ask) or 0.0)))[:1]
+        if wish in known:
+            return [wish]
+        return sorted(known, key=lambda ask: (abs(ask[1] - wish[1]), -(seating.speed_of(job_id, ask) or 0.0)))[:1]
+
+    def _searched(self, seating: Seating, job_id: JobId, ask: Ask) -> Seating | None:
+        """Look breadth first for steps that make room for an ask; return the best way, None where there is none."""
+        if not self.rules.migration:
+            return None
+        depth = self.rules.busy_depth if len(seating.seats) > self.rules.busy_count else self.rules.depth
+        frontier = [seating.from_here()]
+        best: Seating | None = None
+        for _ in range(depth):
+            following = []
+            for state in frontier:
+                for after in self._steps(state):
+                    found = after.seated(job_id, ask)
+                    if not isinstance(found, Seating):
+                        following.append(after)
+                    elif best is None or found.gain > best.gain:
+                        best = found
+            frontier = following
+        return best.from_here() if best is not None else None
+
+    def _steps(self, seating: Seating) -> Iterator[Seating]:
+        types = sorted({pool.gpu_type for pool in seating.snapshot.shape.pools})
+        return steps_from(seating, types, halves=self.rules.scaling, moves=self.rules.type_change)
+
+    def _suspending(self, seating: Seating, job_id: JobId, ask: Ask) -> Seating | None:
+        """Suspend jobs that came later and passed this one, the latest first, until it fits; None if it never does."""
+        if not self.rules.opportunism:
+            return None
+        jobs = seating.snapshot.jobs
+        key = jobs[job_id].queue_key
+        later = [
+            other
+            for other, seat in seating.seats.items()
+            if seat.is_suspendable and seat.ask[0] == ask[0] and jobs[other].queue_key > key
+        ]
+        state = seating.from_here()
+        for other in sorted(later, key=lambda one: jobs[one].queue_key, reverse=True):
+            state = state.unseated(other)
+            found = state.seated(job_id, ask)
+            if isinstance(found, Seating):
+                return found.from_here()
+        return None
+
+    def _upgraded(self, seating: Seating) -> Seating:
+        """Double a job's GPUs or change its type, whichever gains most, up to the limit."""
+        if not self.rules.migration:
+            return seating
+        for _ in range(self.rules.upgrades_max):
+            options = sorted(self._upgrades(seating), key=lambda one: (-one[0], one[1], one[2]))
+            better = next(
+                (
+                    after
+                    for _, job_id, ask in options
+                    if isinstance(after := seating.seated(job_id, ask), Seating) and after.gain > seating.gain
+                ),
+                None,
+            )
+            if better is None:
+                break
+            seating = better
+        return seating
+
+    def _upgrades(self, seating: Seating) -> Iterator[tuple[float, JobId, Ask]]:
+        """Yield upgrades that would gain on the most local group: (gain, job, ask)."""
+        free = {gpu_type: seating.free_count(gpu_type) for gpu_type, _ in seating.capacity.pools()}
+        for job_id, seat in seating.seats.items():
+            if not seat.is_movable:
+                continue
+            gpu_type, count = seat.ask
+            asks: list[Ask] = []
+            if self.rules.scaling and 2 * count <= self.rules.count_max and free.get(gpu_type, 0) >= count:
+                asks.append((gpu_type, 2 * count))
+            if self.rules.type_change:
+                asks.extend((other, count) for other, room in free.items() if other != gpu_type and room >= count)
+            for ask in asks:
+                speed = seating.speed_of(job_id, ask)
+                if speed is not None and speed > seat.samples_per_s:
+                    yield speed - seat.samples_per_s, job_id, ask
+
+
+def _decision(snapshot: Snapshot, seating: Seating, reasons: dict[JobId, tuple[Reason, ...]]) -> Decision:
+    choices: dict[JobId, Choice | None] = {}
+    for job_id, seat in sorted(seating.seats.items()):
+        before = snapshot.holding.get(job_id)
+        if before is not None and before.allocation == seat.allocation:
+            continue
+        assert seat.cell is not None
+        cause = (
+            reason(ReasonCode.STARTED, group=str(seat.cell.group))
+            if before is None
+            else reason(ReasonCode.MOVED, group=str(seat.cell.group))
+        )
+        choices[job_id] = Choice(
+            group=seat.cell.group,
+            plan=seat.cell.best.plan,
+            estimate=seat.cell.best.estimate,
+            allocation=seat.allocation,
+            cause=cause,
+        )
+        reasons[job_id] = (cause,)
+    for job_id in sorted(snapshot.holding):
+        if job_id not in seating.seats:
+            choices[job_id] = None
+            reasons[job_id] = (reason(ReasonCode.PREEMPTED, job="an earlier one"),)
+    return Decision(choices=choices, reasons=reasons)

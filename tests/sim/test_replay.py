@@ -1,0 +1,149 @@
+"""Replays against hand computations: rounds, restarts, true ends, gathered decisions, the account."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arena.domain.allocation import GpuGroup
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import GridSource
+from arena.domain.job import JobId, JobSpec, WorkloadSpec
+from arena.domain.records import JobState
+from arena.engine.ports import Step
+from arena.planner.tables import TableGrids
+from arena.policies.registry import make_policy
+from arena.sim.costs import ConstantRestart, SimCosts
+from arena.sim.ledger import JobOutcome, Ledger
+from arena.sim.metrics import summarise
+from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
+from arena.sim.world import Fate
+from tests.builders import shape
+
+FREE = SimCosts(start_s=0.0, restart=ConstantRestart(first_s=0.0, again_s=0.0), save_s=0.0, exit_s=0.0)
+WORKLOAD = WorkloadSpec(name="net__1B", global_batch=8)
+
+
+def table(times: Mapping[tuple[str, tuple[int, ...]], float]) -> TableGrids:
+    """A table of one workload from {(type, GPUs by node): seconds per step}."""
+    rows = {GpuGroup.of(gpu_type, counts): time_s for (gpu_type, counts), time_s in times.items()}
+    return TableGrids(name="hand", iter_time_s={WORKLOAD: rows})
+
+
+def job(name: str, at_s: float, steps: int, *, count: int = 1, fate: Fate | None = None, **fields: Any) -> ReplayJob:
+    spec = JobSpec.model_validate(
+        {
+            "name": name,
+            "kind": "rigid",
+            "workload": WORKLOAD,
+            "stop": {"steps": steps},
+            "gpus": {"count": count},
+            **fields,
+        }
+    )
+    return ReplayJob(job_id=JobId(name), submitted_at_s=at_s, spec=spec, fate=fate or Fate(step_count=steps))
+
+
+def run(cluster: ClusterShape, grids: GridSource, *jobs: ReplayJob, costs: SimCosts = FREE) -> dict[str, JobOutcome]:
+    replay = Replay(shape=cluster, policy=make_policy("fcfs"), grids=grids, costs=costs, check=True)
+    return {one.job_id: one for one in replay.run(jobs).outcomes}
+
+
+def test_two_jobs_share_one_gpu_by_hand() -> None:
+    """One GPU, a step a second: a (100 steps) at 10 s, b (50 steps) at 20 s, each with 5 s to come up."""
+    costs = replace(FREE, restart=ConstantRestart(first_s=5.0, again_s=7.0))
+    grids = table({("cpu", (1,)): 1.0})
+    found = run(shape(("cpu", 1, 1)), grids, job("a", 10.0, 100), job("b", 20.0, 50), costs=costs)
+    assert (found["a"].ended_at_s, found["b"].ended_at_s) == (115.0, 170.0)
+    assert (found["a"].queued_s, found["b"].queued_s) == (0.0, 95.0)
+    assert (found["a"].gpu_seconds, found["a"].lost_gpu_seconds) == (105.0, 5.0)
+    assert found["a"].restart_count == 0
+
+
+def test_who_leaves_makes_room_for_who_arrives_at_the_same_instant() -> None:
+    found = run(shape(("cpu", 1, 1)), table({("cpu", (1,)): 1.0}), job("a", 0.0, 100), job("b", 100.0, 50))
+    assert found["b"].queued_s == 0.0
+
+
+def test_rounds_take_in_late_and_let_go_late() -> None:
+    costs = replace(FREE, round_s=300.0)
+    found = run(shape(("cpu", 1, 1)), table({("cpu", (1,)): 1.0}), job("a", 10.0, 300), job("b", 301.0, 1), costs=costs)
+    assert (found["a"].submitted_at_s, found["a"].ended_at_s) == (300.0, 600.0)
+    assert (found["b"].submitted_at_s, found["b"].ended_at_s) == (600.0, 900.0)
+
+
+def test_a_job_ends_by_its_fate_and_not_by_what_it_declares() -> None:
+    grids = table({("cpu", (1,)): 1.0})
+    early = job("early", 0.0, 1000, fate=Fate(step_count=10))
+    killed = job("killed", 0.0, 1000, fate=Fate(step_count=20, is_cancelled=True))
+    found = run(shape(("cpu", 2, 1)), grids, early, killed)
+    assert (found["early"].state, found["early"].ended_at_s) == (JobState.SUCCEEDED, 10.0)
+    assert (found["killed"].state, found["killed"].ended_at_s) == (JobState.CANCELLED, 20.0)
+
+
+def test_events_of_one_instant_are_decided_together() -> None:
+    """Four submissions at once: one decision where events are gathered, and the same ends."""
+    grids = table({("cpu", (1,)): 1.0})
+    jobs = [job(f"j{index}", 5.0, 10 + index) for index in range(4)]
+    ends, counts = [], []
+    for after_s in (None, 0.0):
+        decided: list[float] = []
+
+        def watch(step: Step, decided: list[float] = decided) -> None:
+            if step.decision is not None and step.decision.choices:
+                decided.append(step.at_s)
+
+        replay = Replay(
+            shape=shape(("cpu", 4, 1)),
+            policy=make_policy("fcfs"),
+            grids=grids,
+            costs=FREE,
+            config=replace(REPLAY_CONFIG, decide_after_s=after_s),
+            check=True,
+        )
+        ledger = replay.run(jobs, watch=watch)
+        ends.append({one.job_id: one.ended_at_s for one in ledger.outcomes})
+        counts.append(decided)
+    assert ends[0] == ends[1]
+    assert counts[0] == [5.0] * 4
+    assert counts[1] == [5.0]
+
+
+def test_a_gathered_decision_waits_its_time() -> None:
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)),
+        policy=make_policy("fcfs"),
+        grids=table({("cpu", (1,)): 1.0}),
+        costs=FREE,
+        config=replace(REPLAY_CONFIG, decide_after_s=30.0),
+    )
+    [outcome] = replay.run([job("a", 105.0, 10)]).outcomes
+    assert outcome.first_started_at_s == 135.0
+
+
+def test_figures_of_a_run_by_hand() -> None:
+    """a holds its GPU 0-100, b waits 100 and holds it 100-150."""
+    ledger = Ledger()
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)), policy=make_policy("fcfs"), grids=table({("cpu", (1,)): 1.0}), costs=FREE
+    )
+    ledger = replay.run([job("a", 0.0, 100), job("b", 0.0, 50)])
+    summary = summarise(ledger, submitted_count=2, gpu_count=1)
+    assert summary.avg_jct_s == 125.0
+    assert summary.queue_s == 50.0
+    assert summary.makespan_s == 150.0
+    assert summary.utilisation == pytest.approx(1.0)
+    assert summary.avg_bounded_slowdown == pytest.approx((1.0 + 3.0) / 2)
+    assert ledger.busy[-1] == (150.0, 0)
+
+
+def test_a_table_offers_what_was_measured_and_the_cluster_has() -> None:
+    times = {("a100", (1,)): 4.0, ("a100", (4,)): 1.5, ("a100", (2, 2)): 1.7, ("v100", (4,)): 2.0, ("v100", (16,)): 1.0}
+    spec = job("a", 0.0, 1, kind="malleable", gpus={}).spec
+    grid = table(times).grid(spec, shape(("a100", 4, 1), ("v100", 4, 2)))
+    assert [str(cell.group) for cell in grid.cells] == ["a100 1", "a100 4", "v100 4"]
+    narrow = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"types": ("v100",)})})
+    assert [str(cell.group) for cell in table(times).grid(narrow, shape(("v100", 4, 2))).cells] == ["v100 4"]
