@@ -174,6 +174,13 @@ def test_an_id_of_two_jobs_is_made_two_and_a_job_written_twice_is_one(file: Path
     assert trace.accounting.repaired_count == 2
 
 
+def test_a_repeat_that_is_dropped_is_no_job_that_others_could_repeat(file: Path) -> None:
+    written(file, table(ITP_HEAD, "a,1,5,1", "a,2,5,1", "b,3,5,1", "a,2,5,1"))
+    trace = read_trace(file, dropped=frozenset({Defect.REPEATED_ID}))
+    assert [job.job_id for job in trace.jobs] == ["a", "b"]
+    assert trace.accounting.dropped_lines == {Defect.REPEATED_ID: (3, 5)}
+
+
 def test_a_request_larger_than_any_cluster_is_a_job(file: Path) -> None:
     written(file, table(ITP_HEAD, "a,1,5,2048"))
     assert read_trace(file).jobs[0].gpu_count == 2048

@@ -86,12 +86,13 @@ class _Collector:
                 raise trace_error(self._file, row.defect, row.what, line=row.line, fix=row.fix)
             self._dropped[row.defect].append(row.line)
             return
+        wanted = row.job.job_id
         row = self._with_own_id(row)
         for defect in row.repairs:
             if self._treatments[defect] is Treatment.DROP:
                 self._dropped[defect].append(row.job.row)
                 return
-        self._keep(row)
+        self._keep(row, wanted)
 
     def trace(self, source: Source) -> Trace:
         """Return all that was taken in."""
@@ -112,14 +113,15 @@ class _Collector:
         earlier = (self._jobs[index] for index in chain([self._index_by_id[wanted]], self._repeats.get(wanted, ())))
         if any(replace(row.job, job_id=one.job_id, row=one.row) == one for one in earlier):
             return replace(row, repairs=(Defect.REPEATED_ROW,))
-        self._repeats.setdefault(wanted, []).append(len(self._jobs))
         job_id = wanted
         while job_id in self._index_by_id:
             job_id = JobId(f"{job_id}@{row.job.row}")
         return replace(row, job=replace(row.job, job_id=job_id), repairs=(*row.repairs, Defect.REPEATED_ID))
 
-    def _keep(self, row: Parsed) -> None:
+    def _keep(self, row: Parsed, wanted: JobId) -> None:
         job = row.job
+        if job.job_id != wanted:
+            self._repeats.setdefault(wanted, []).append(len(self._jobs))
         self._index_by_id[job.job_id] = len(self._jobs)
         self._jobs.append(job)
         for defect in row.repairs:
