@@ -11,8 +11,8 @@ Symbols: s positions, h hidden, k key/value width, f feed-forward width, H heads
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from arena.domain.job import RMS_NORM_FAMILIES, SWIGLU_FAMILIES, ModelFamily, ModelSpec
@@ -74,18 +74,43 @@ class Operators:
         stores_scores: Attention without a fused kernel keeps its softmax.
         drops_weights: It also keeps a dropout mask and the dropped weights (Korthikanti et al. 2022: 5 bytes for each
             score in 16 bit together).
+        keeps_every_other_product: Selective recomputation keeps the outputs of the attention and of every other
+            product (queries, values, one of two wide ones, the last), and nothing else beside a layer's input.
     """
 
     has_fused_rms_norm: bool
     stores_scores: bool = False
     drops_weights: bool = False
+    keeps_every_other_product: bool = False
 
 
 def kept_by_layer(spec: ModelSpec, operators: Operators) -> tuple[Kept, ...]:
     """Return what one transformer layer keeps."""
-    if spec.family is ModelFamily.BERT or spec.variant.post_norm:
-        return tuple(_post_norm_layer(spec, operators))
-    return tuple(_pre_norm_layer(spec, operators))
+    is_post = spec.family is ModelFamily.BERT or spec.variant.post_norm
+    kept = tuple((_post_norm_layer if is_post else _pre_norm_layer)(spec, operators))
+    return _every_other_product(spec, kept) if operators.keeps_every_other_product else kept
+
+
+_SELECTED = frozenset(
+    {"layer input", "queries", "attention output", "log-sums of scores", "feed-forward gate", "feed-forward in"}
+)
+"""What is kept when every other product is, beside the values and the last product."""
+
+
+def _every_other_product(spec: ModelSpec, kept: Iterable[Kept]) -> tuple[Kept, ...]:
+    """Return what a layer keeps where selective recomputation keeps every other product."""
+    found: list[Kept] = []
+    for one in kept:
+        modes = one.modes - {Recompute.SELECTIVE}
+        if one.name in _SELECTED:
+            modes |= {Recompute.SELECTIVE}
+        found.append(replace(one, modes=modes))
+        if one.name == "keys and values":
+            half = replace(one, name="values", elements=one.elements / 2, modes=frozenset({Recompute.SELECTIVE}))
+            found.append(half)
+    stream = spec.sequence_length * spec.hidden
+    last = _kept("last product", stream, Spread.SEQUENCE, modes=frozenset({Recompute.SELECTIVE}))
+    return (*found, last)
 
 
 def kept_by_cross_attention(spec: ModelSpec, source_positions: int, operators: Operators) -> tuple[Kept, ...]:

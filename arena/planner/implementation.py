@@ -23,6 +23,11 @@ class Implementation:
         drops_weights: Attention with stored scores has dropout.
         gradient_bytes: Of an element when gradients are reduced; None where they are reduced as they are kept.
         kept_gradient_bytes: Of all copies of an element of the gradients together; None as the worker keeps them.
+        buffer_bytes: Of buffers in which gradients and weights are put together for collectives.
+        kept_share_bytes: Of copies of an element of the gradients that a rank has of its share alone (ZeRO-1).
+        logits_bytes: Of all copies of a logit at once, as a fused loss has them; None as the worker has them.
+        keeps_every_other_product: Selective recomputation keeps the attention and every other product of a layer, in
+            the order in which they run, and makes all else again.
         overlaps_gradients: Gradients are reduced while the last micro-batch still runs backward.
         reduces_whole: Gradients are summed on all replicas under ZeRO-1 as well, where each needs its share alone.
         overlaps_shards: Sharded weights are gathered, and under ZeRO-2 and 3 gradients scattered, while others are
@@ -43,6 +48,10 @@ class Implementation:
     drops_weights: bool = False
     gradient_bytes: float | None = None
     kept_gradient_bytes: float | None = None
+    buffer_bytes: float = 0.0
+    kept_share_bytes: float = 0.0
+    logits_bytes: float | None = None
+    keeps_every_other_product: bool = False
     overlaps_gradients: bool = False
     reduces_whole: bool = False
     overlaps_shards: bool = False

@@ -93,6 +93,7 @@ def operators_of(gpu_type: GpuType, implementation: Implementation = WORKER) -> 
         has_fused_rms_norm=gpu_type.name != "cpu",
         stores_scores=implementation.attention is Attention.STORED,
         drops_weights=implementation.drops_weights,
+        keeps_every_other_product=implementation.keeps_every_other_product,
     )
 
 
@@ -121,7 +122,7 @@ def memory_by_stage(
     implementation: Implementation = WORKER,
 ) -> Memory:
     """Return what every stage of every candidate needs."""
-    context = _context(gpu_type, candidates)
+    context = _context(gpu_type, candidates) + implementation.buffer_bytes
     kept = _kept(model, train, candidates)
     in_flight = kept * _in_flight(candidates)
     together = exchanged_together(model, candidates, held)
@@ -132,7 +133,7 @@ def memory_by_stage(
         gathered=gathered_on_rank(model, train, candidates, held),
         activations=in_flight + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
-        logits=_logits(model, candidates),
+        logits=_logits(model, candidates, implementation),
         exchange=np.maximum(exchange - _freed(train, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
         context=np.where(candidates.stage_mask, context, 0.0),
     )
@@ -142,10 +143,12 @@ def _other_gradients(
     train: TrainSpec, candidates: Candidates, held: Holdings, implementation: Implementation
 ) -> Floats:
     """Return by how many bytes a program's gradients are more than the worker's."""
+    shared = np.where(candidates.zero[:, None] == 1, implementation.kept_share_bytes * held.share, 0.0)
     if implementation.kept_gradient_bytes is None:
-        return np.zeros(held.total.shape)
+        return shared
     more = implementation.kept_gradient_bytes - state_bytes(train).gradients
-    return more * np.where(candidates.zero[:, None] >= 2, held.share, held.total)
+    other: Floats = shared + more * np.where(candidates.zero[:, None] >= 2, held.share, held.total)
+    return other
 
 
 def _context(gpu_type: GpuType, candidates: Candidates) -> Floats:
@@ -278,7 +281,7 @@ def _in_flight(candidates: Candidates) -> Floats:
     return np.where(candidates.is_gpipe[:, None], count, held)
 
 
-def _logits(model: ModelCost, candidates: Candidates) -> Floats:
+def _logits(model: ModelCost, candidates: Candidates, implementation: Implementation) -> Floats:
     """Return the bytes of the logits: kept for each micro-batch in flight on the last stage, gradients of one."""
     ending = model.ending
     divisor = candidates.tp if ending.logits_spread is Spread.SPLIT else np.ones_like(candidates.tp)
@@ -286,4 +289,6 @@ def _logits(model: ModelCost, candidates: Candidates) -> Floats:
     gradients = np.where(divisor > 1, _SPLIT_LOGITS_GRADIENT_BYTES, _LOGITS_GRADIENT_BYTES)
     in_flight = np.where(candidates.is_gpipe[:, None], candidates.micro_batch_count, 1)
     logits = elements * (_LOGITS_KEPT_BYTES * in_flight + gradients)
+    if implementation.logits_bytes is not None:
+        logits = elements * implementation.logits_bytes * in_flight
     return np.where(candidates.last_stages, logits, 0.0)

@@ -15,7 +15,7 @@ from arena.errors import SpecError
 from arena.planner.hardware import catalog
 from arena.planner.implementation import Implementation
 from arena.units import GIB
-from experiments.planner_accuracy.programs import implementation_of, network_gb_per_s, stage_layers
+from experiments.planner_accuracy.programs import implementation_of, network_gb_per_s, splits_sequence, stage_layers
 from experiments.planner_accuracy.rows import MeasuredRow
 
 GPU_TYPES = {
@@ -208,7 +208,7 @@ def _plan(row: MeasuredRow, train: TrainSpec) -> ParallelPlan:
             zero=_zero(row.zero_or_fsdp),
             recompute=_recompute(row.recompute),
             expert_parallel=row.ep or 1,
-            sequence_parallel="seqpar" in row.recompute,
+            sequence_parallel=splits_sequence(row) and tp > 1,
         )
     except SpecError as error:
         raise UnscorableError(str(error)) from error

@@ -22,6 +22,12 @@ INSTANCE_GBIT_PER_S = {"p3.8xlarge": 10.0, "g4dn.12xlarge": 50.0}
 JEAN_ZAY_NODE_GBIT_PER_S = 400.0
 """Four Omni-Path cards of 100 Gb/s for eight A100s."""
 
+_DEEPSPEED_BUCKET = 5e8
+"""Elements that DeepSpeed puts together for a collective, its default."""
+
+_FUSED_LOSS_BYTES = 4.0
+"""llm-foundry's default loss is a fused kernel that works on logits in 16 bit: these and their gradient."""
+
 _ATTENTION_DROPOUT = re.compile(r"gpt|megatron|turing", re.IGNORECASE)
 """Models whose published configuration drops attention weights; those of BLOOM, OPT and MPT do not."""
 
@@ -35,6 +41,11 @@ def is_deepspeed_pipeline(row: MeasuredRow) -> bool:
     """Whether a row's pipeline is DeepSpeed's."""
     text = f"{row.source} {row.precision} {row.zero_or_fsdp} {row.note}".lower()
     return (row.pp or 1) > 1 and (is_bigscience(row) or "deepspeed" in text)
+
+
+def splits_sequence(row: MeasuredRow) -> bool:
+    """Whether tensor-parallel ranks share the sequence between split layers, as those of torchtitan always do."""
+    return "seqpar" in row.recompute or "torchtitan" in row.source
 
 
 def network_gb_per_s(row: MeasuredRow) -> float | None:
@@ -106,6 +117,10 @@ def implementation_of(row: MeasuredRow, train: TrainSpec) -> Implementation:
         drops_weights=bool(_ATTENTION_DROPOUT.search(row.model)),
         gradient_bytes=2.0 if in_half else None,
         kept_gradient_bytes=_kept_gradient_bytes(words, train),
+        buffer_bytes=_buffer_bytes(row),
+        kept_share_bytes=4.0 if words == "zero1" and is_bigscience(row) else 0.0,
+        logits_bytes=_FUSED_LOSS_BYTES if "llm-foundry" in row.source else None,
+        keeps_every_other_product="torchtitan" in row.source,
         overlaps_gradients=is_fsdp or "distopt" in words or ("zero1" in words and row.pp == 1),
         reduces_whole="bf16optimizer" in words,
         overlaps_shards=is_fsdp or "distopt" in words,
@@ -118,11 +133,21 @@ def implementation_of(row: MeasuredRow, train: TrainSpec) -> Implementation:
     )
 
 
-def _kept_gradient_bytes(words: str, train: TrainSpec) -> float | None:
-    """Return bytes of gradients that DeepSpeed keeps for each parameter.
+def _buffer_bytes(row: MeasuredRow) -> float:
+    """Return the bytes of DeepSpeed's buckets: of gradients and of weights under ZeRO-1, of summed gradients in fp32."""
+    if not is_bigscience(row):
+        return 0.0
+    each = {"zero1": 2 * 2.0, "bf16optimizer(zero1-like)": 4.0}
+    return each.get(row.zero_or_fsdp, 0.0) * _DEEPSPEED_BUCKET
 
-    Those in 16 bit; beside them all in fp32 where nothing is sharded (a copy for the optimizer) or bf16 is summed.
+
+def _kept_gradient_bytes(words: str, train: TrainSpec) -> float | None:
+    """Return bytes of gradients that programs keep for each parameter.
+
+    DeepSpeed those in 16 bit; beside them all in fp32 where nothing is sharded (a copy for the optimizer) or bf16 is
+    summed. Those that reduce gradients as they come keep them so.
     """
     if "bf16optimizer" in words or (words == "zero0" and train.precision == "fp16"):
         return 6.0
-    return 2.0 if words.startswith("zero") and train.precision == "fp16" else None
+    in_half = words.startswith("zero") and train.precision == "fp16"
+    return 2.0 if in_half or words.startswith("zero1") else None

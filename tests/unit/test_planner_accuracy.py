@@ -206,3 +206,26 @@ def test_what_a_program_does_one_after_the_other_takes_longer(tmp_path: Path) ->
     base = predict(case).time_s
     for change in ({"sends_in_turn": True}, {"waits_for_kernels": True}):
         assert predict(replace(case, implementation=replace(case.implementation, **change))).time_s > base
+
+
+def test_memory_follows_what_programs_keep(tmp_path: Path) -> None:
+    case = case_of(good(changed(tmp_path, zero_or_fsdp="zero1")))
+    base = predict(case).memory_gb
+
+    def gb(**changes: object) -> float:
+        return predict(replace(case, implementation=replace(case.implementation, **changes))).memory_gb
+
+    assert gb(buffer_bytes=1e9) == pytest.approx(base + 1.0)
+    assert gb(kept_share_bytes=4.0) > base
+    assert gb(logits_bytes=4.0) < base
+
+
+def test_keeping_every_other_product_needs_less_than_all_and_more_than_none(tmp_path: Path) -> None:
+    rows = {
+        mode: case_of(good(changed(tmp_path, recompute=mode, micro_batch="8")))
+        for mode in ("none", "selective", "full")
+    }
+    peaks = {mode: predict(case).memory_gb for mode, case in rows.items()}
+    case = rows["selective"]
+    kept = replace(case, implementation=replace(case.implementation, keeps_every_other_product=True))
+    assert peaks["full"] < predict(kept).memory_gb < peaks["none"]

@@ -230,7 +230,7 @@ def test_profiles_of_no_times_change_nothing() -> None:
     [
         ("dp16 tp4 pp1 mb8", 16, 1024, 1.92557),
         ("dp16 tp4 pp2 mb8", 32, 1024, 1.22476),
-        ("dp2 tp4 pp4 mb8", 8, 512, 2.69795),
+        ("dp2 tp4 pp4 mb8 layers=4,7,7,6", 8, 512, 2.69795),
     ],
 )
 def test_sailor_s_measured_plans_of_opt_350m(plan: str, nodes: int, batch: int, measured_s: float) -> None:
