@@ -19,7 +19,6 @@ from arena.domain.micro_batches import micro_batches
 from arena.domain.parallel import ParallelPlan, Recompute, Schedule, even_split
 from arena.planner.activations import Kept, Operators, Spread
 from arena.planner.calibration import CALIBRATION as FITTED
-from arena.planner.hardware import MULTIPROCESSORS
 from arena.planner.model import ModelCost, Part, Product, model_cost
 
 GIB, MIB = 2**30, 2**20
@@ -330,7 +329,7 @@ class _Roofline:
         self.stage, self.part, self.gpu = stage, part, stage.gpu
         precision = stage.train.precision
         peak = self.gpu.peak_flops_per_s.get(precision, self.gpu.peak_flops_per_s["fp32"])
-        self.rate = peak * FITTED.product_share(self.gpu.name)
+        self.rate = peak * FITTED.product_share(self.gpu.generation) * self.gpu.sustained_clock_share
         self.has_tensor_cores = precision != "fp32" and self.gpu.name != "cpu"
 
     def seconds(self) -> float:
@@ -387,7 +386,7 @@ class _Roofline:
         return bound_s(rows, outer), bound_s(rows, inner) + bound_s(inner, outer)
 
     def _tiling(self, rows: float, columns: float) -> float:
-        processors = MULTIPROCESSORS.get(self.gpu.name)
+        processors = self.gpu.processor_count
         if processors is None:
             return 1.0
         best = 0.0

@@ -10,6 +10,18 @@ from arena.domain.launch import DeviceId, NodeId
 from arena.domain.profile import Profile
 
 
+class Generation(StrEnum):
+    """Of a GPU's processors; what share of a peak programs reach goes by it."""
+
+    HOST = "host"
+    VOLTA = "volta"
+    TURING = "turing"
+    AMPERE = "ampere"
+    ADA = "ada"
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuType:
     """A row of the hardware catalog.
@@ -26,6 +38,10 @@ class GpuType:
         launch_latency_s: Fixed cost of starting one kernel.
         usd_per_hour: Price of one GPU hour.
         source: Where the figures come from.
+        generation: Of its processors.
+        processor_count: Streaming multiprocessors; None where nobody says.
+        sustained_clock_share: The clock that its power limit lets it hold in matrix products, of the one that its peaks
+            are stated at.
         profiles: What was measured on it.
     """
 
@@ -40,6 +56,9 @@ class GpuType:
     launch_latency_s: float
     usd_per_hour: float
     source: str
+    generation: Generation = Generation.AMPERE
+    processor_count: int | None = None
+    sustained_clock_share: float = 1.0
     profiles: tuple[Profile, ...] = ()
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from arena.domain.cluster import Generation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
@@ -16,6 +18,7 @@ class Constant:
     Args:
         fitted_on: The measurements it was fitted on, or where it was read.
         date: When.
+        prior: What one would take without these measurements; where they say nothing, it stays.
     """
 
     name: str
@@ -23,6 +26,7 @@ class Constant:
     unit: str
     fitted_on: str
     date: str
+    prior: float
 
 
 _PRODUCTS = "3.1k matrix products on A100, H100 and A40 (Vidur)"
@@ -32,56 +36,64 @@ _RUNS = "published training runs in bf16 and fp16"
 _DATE = "2026-11-29"
 
 
-def _constant(value: float, unit: str, fitted_on: str) -> float:
-    return field(default=value, metadata={"unit": unit, "fitted_on": fitted_on, "date": _DATE})
+def _constant(value: float, unit: str, fitted_on: str, *, prior: float | None = None) -> float:
+    metadata = {"unit": unit, "fitted_on": fitted_on, "date": _DATE, "prior": value if prior is None else prior}
+    return field(default=value, metadata=metadata)
+
+
+_HOST_SHARE = 0.76
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """The constants by name."""
 
-    product_share_volta: float = _constant(0.6, "of the peak, large product", _RUNS)
-    product_share_t4: float = _constant(0.2035, "of the peak, large product", _RUNS)
-    product_share_ampere: float = _constant(0.7443, "of the peak, large product", _RUNS)
-    product_share_hopper: float = _constant(0.5686, "of the peak, large product", _RUNS)
+    product_share_volta: float = _constant(0.553, "of the peak, large product", _RUNS, prior=0.72)
+    product_share_ampere: float = _constant(0.7443, "of the peak, large product", _RUNS, prior=0.72)
+    product_share_hopper: float = _constant(0.5686, "of the peak, large product", _RUNS, prior=0.72)
     product_share_blackwell: float = _constant(0.65, "of the peak, large product", _RUNS)
     product_bandwidth_share: float = _constant(0.77, "of the memory bandwidth", _PRODUCTS)
-    tiling_share: float = _constant(0.4851, "of the loss to unfilled waves of tiles that remains", _RUNS)
-    flash_share: float = _constant(0.3776, "of a large product's rate, long heads", _RUNS)
-    flash_head_size: float = _constant(1.321, "head size at which half of that is reached", _RUNS)
-    stored_share: float = _constant(0.5593, "of a large product's rate", _RUNS)
-    odd_head_share: float = _constant(0.09122, "of the rate, head size no multiple of 8", _RUNS)
-    unaligned_share: float = _constant(0.9799, "of the rate, width no multiple of 64 on a rank", _RUNS)
-    activation_passes: float = _constant(2.391, "reads and writes of each kept activation, forward", _RUNS)
-    launch_times: float = _constant(22.05, "launch latencies of the host for a kernel of the model's list", _RUNS)
-    waited_launch_times: float = _constant(50.5, "the same where the host waits for each kernel", _RUNS)
+    tiling_share: float = _constant(0.4851, "of the loss to unfilled waves of tiles that remains", _RUNS, prior=0.5)
+    flash_share: float = _constant(0.3776, "of a large product's rate, long heads", _RUNS, prior=0.5)
+    flash_head_size: float = _constant(1.321, "head size at which half of that is reached", _RUNS, prior=2.0)
+    stored_share: float = _constant(0.5593, "of a large product's rate", _RUNS, prior=0.5)
+    odd_head_share: float = _constant(0.09122, "of the rate, head size no multiple of 8", _RUNS, prior=0.25)
+    unaligned_share: float = _constant(0.9799, "of the rate, width no multiple of 64 on a rank", _RUNS, prior=1.0)
+    activation_passes: float = _constant(2.391, "reads and writes of each kept activation, forward", _RUNS, prior=2.0)
+    launch_times: float = _constant(
+        22.05, "launch latencies of the host for a kernel of the model's list", _RUNS, prior=10.0
+    )
+    waited_launch_times: float = _constant(50.5, "the same where the host waits for each kernel", _RUNS, prior=30.0)
     link_share: float = _constant(0.72, "of the nominal link bandwidth", _COLLECTIVES)
-    bus_share: float = _constant(0.3608, "of the nominal bandwidth of links over PCIe", _RUNS)
-    network_share: float = _constant(0.396, "of the nominal network bandwidth", _RUNS)
-    network_crowding: float = _constant(0.01001, "loss of network bandwidth for each doubling of the nodes", _RUNS)
+    bus_share: float = _constant(0.3608, "of the nominal bandwidth of links over PCIe", _RUNS, prior=0.6)
+    network_share: float = _constant(0.396, "of the nominal network bandwidth", _RUNS, prior=0.6)
+    network_crowding: float = _constant(
+        0.01001, "loss of network bandwidth for each doubling of the nodes", _RUNS, prior=0.02
+    )
     collective_latencies: float = _constant(4, "link latencies of a collective", _COLLECTIVES)
-    hop_latencies: float = _constant(3.776, "latencies of each rank in a ring", _RUNS)
+    hop_latencies: float = _constant(3.776, "latencies of each rank in a ring", _RUNS, prior=4.0)
     send_times: float = _constant(0.5, "of what a send would take at the rate of collectives", _SENDS)
-    hiding_share: float = _constant(1, "of the computing that collectives can hide behind", _RUNS)
-    unhidden_share: float = _constant(0.1485, "of the collectives that is never hidden", _RUNS)
+    hiding_share: float = _constant(1, "of the computing that collectives can hide behind", _RUNS, prior=1.0)
+    unhidden_share: float = _constant(0.1485, "of the collectives that is never hidden", _RUNS, prior=0.1)
     rank_context_bytes: float = _constant(
         4.1e9,
         "bytes of context, libraries, communication buffers and fragments on a GPU among others",
         "62 device peaks of BLOOM prototypes and of OPT-350M on GH200",
     )
 
-    def product_share(self, gpu_name: str) -> float:
-        """Return what share of its peak a GPU type reaches in large products."""
-        for prefixes, share in (
-            (("cpu",), 0.76),
-            (("v100", "rtx-2080", "titan"), self.product_share_volta),
-            (("t4",), self.product_share_t4),
-            (("h100", "h200", "gh200", "l40", "rtx-4090"), self.product_share_hopper),
-            (("b200", "b300", "gb200", "gb300"), self.product_share_blackwell),
-        ):
-            if gpu_name.startswith(prefixes):
-                return share
-        return self.product_share_ampere
+    def product_share(self, generation: Generation) -> float:
+        """Return what share of its peak, at the clock that it holds, a generation reaches in large products."""
+        match generation:
+            case Generation.HOST:
+                return _HOST_SHARE
+            case Generation.VOLTA | Generation.TURING:
+                return self.product_share_volta
+            case Generation.AMPERE:
+                return self.product_share_ampere
+            case Generation.ADA | Generation.HOPPER:
+                return self.product_share_hopper
+            case Generation.BLACKWELL:
+                return self.product_share_blackwell
 
 
 CALIBRATION = Calibration()

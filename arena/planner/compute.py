@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arena.domain.cluster import GpuType
+from arena.domain.cluster import Generation, GpuType
 from arena.domain.job import TrainSpec
 from arena.domain.parallel import Recompute
 from arena.planner.activations import ONLY_NONE, Kept, Spread
 from arena.planner.calibration import CALIBRATION, Calibration
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
 from arena.planner.communication import all_reduce_s, node_ring
-from arena.planner.hardware import MULTIPROCESSORS, peak_flops_per_s
+from arena.planner.hardware import peak_flops_per_s
 from arena.planner.implementation import WORKER, Attention, Implementation
 from arena.planner.model import ModelCost, Part, Product
 from arena.planner.profiles import PassTimes, Told
@@ -74,12 +74,13 @@ class _Machine:
     def product_flops_per_s(self) -> float:
         """Rate of a large product."""
         peak = peak_flops_per_s(self.gpu_type, self.precision)
-        return peak * self.calibration.product_share(self.gpu_type.name)
+        share = self.calibration.product_share(self.gpu_type.generation)
+        return peak * share * self.gpu_type.sustained_clock_share
 
     @property
     def has_tensor_cores(self) -> bool:
         """Whether shapes matter."""
-        return self.precision != "fp32" and self.gpu_type.name != "cpu"
+        return self.precision != "fp32" and self.gpu_type.generation is not Generation.HOST
 
     @property
     def launch_s(self) -> float:
@@ -93,7 +94,7 @@ class _Machine:
 
         A virtual GPU is its own host.
         """
-        if self.implementation.waits_for_kernels or self.gpu_type.name == "cpu":
+        if self.implementation.waits_for_kernels or self.gpu_type.generation is Generation.HOST:
             return busy_s + launches_s
         together: Floats = (busy_s**_BLEND + launches_s**_BLEND) ** (1.0 / _BLEND)
         return together
@@ -362,7 +363,7 @@ def _tiling(rows: Floats, columns: Floats, machine: _Machine) -> Floats:
     Kernels compute one tile on each processor at a time; the best of some tile shapes is taken. A part of the loss is
     saved by splitting sums, which the constant holds.
     """
-    processors = MULTIPROCESSORS.get(machine.gpu_type.name)
+    processors = machine.gpu_type.processor_count
     if processors is None:
         return np.ones_like(rows)
     best = np.zeros_like(rows)

@@ -10,43 +10,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from arena.domain.cluster import GpuType
+from arena.domain.cluster import Generation, GpuType
 from arena.units import GIB
 
 _TERA = 1e12
 _GIGA = 1e9
 _MICRO = 1e-6
 
-MULTIPROCESSORS: Mapping[str, int] = {
-    "v100-16": 80,
-    "v100-32": 80,
-    "t4": 40,
-    "rtx-2080ti": 68,
-    "titan-rtx": 72,
-    "rtx-3090": 82,
-    "rtx-4090": 128,
-    "a10": 72,
-    "a40": 84,
-    "a6000": 84,
-    "l40s": 142,
-    "a100-40": 108,
-    "a100-80": 108,
-    "a800": 108,
-    "h100": 132,
-    "h100-96": 132,
-    "h200": 132,
-    "gh200": 132,
-    "b200": 148,
-    "b300": 148,
-    "gb200": 148,
-    "gb300": 148,
+_PROCESSORS: Mapping[str, tuple[int, Generation]] = {
+    "v100-16": (80, Generation.VOLTA),
+    "v100-32": (80, Generation.VOLTA),
+    "t4": (40, Generation.TURING),
+    "rtx-2080ti": (68, Generation.TURING),
+    "titan-rtx": (72, Generation.TURING),
+    "rtx-3090": (82, Generation.AMPERE),
+    "rtx-4090": (128, Generation.ADA),
+    "a10": (72, Generation.AMPERE),
+    "a40": (84, Generation.AMPERE),
+    "a6000": (84, Generation.AMPERE),
+    "l40s": (142, Generation.ADA),
+    "a100-40": (108, Generation.AMPERE),
+    "a100-80": (108, Generation.AMPERE),
+    "a800": (108, Generation.AMPERE),
+    "h100": (132, Generation.HOPPER),
+    "h100-96": (132, Generation.HOPPER),
+    "h200": (132, Generation.HOPPER),
+    "gh200": (132, Generation.HOPPER),
+    "b200": (148, Generation.BLACKWELL),
+    "b300": (148, Generation.BLACKWELL),
+    "gb200": (148, Generation.BLACKWELL),
+    "gb300": (148, Generation.BLACKWELL),
 }
-"""Streaming multiprocessors by GPU type, from the vendor's architecture papers."""
+"""Streaming multiprocessors and generation by GPU type, from the vendor's architecture papers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Figures:
-    """What distinguishes GPU types, in the data sheets' units; bandwidths in one direction and per GPU."""
+    """What distinguishes GPU types, in the data sheets' units; bandwidths in one direction and per GPU.
+
+    Args:
+        base_mhz, boost_mhz: Clocks, where the power limit holds a card to the base clock under load.
+    """
 
     memory_gib: float
     fp32_tflops: float
@@ -60,12 +64,15 @@ class _Figures:
     link_us: float = 6.0
     network_us: float = 15.0
     launch_us: float = 4.0
+    base_mhz: float = 1.0
+    boost_mhz: float = 1.0
 
 
 def _gpu(name: str, figures: _Figures) -> GpuType:
     half = {"fp16": figures.half_tflops * _TERA}
     if figures.has_bf16:
         half["bf16"] = figures.half_tflops * _TERA
+    processors, generation = _PROCESSORS[name]
     return GpuType(
         name=name,
         memory_bytes=int(figures.memory_gib * GIB),
@@ -78,6 +85,9 @@ def _gpu(name: str, figures: _Figures) -> GpuType:
         launch_latency_s=figures.launch_us * _MICRO,
         usd_per_hour=figures.usd_per_hour,
         source=figures.source,
+        generation=generation,
+        processor_count=processors,
+        sustained_clock_share=figures.base_mhz / figures.boost_mhz,
     )
 
 
@@ -93,6 +103,7 @@ CATALOG_ROWS: tuple[GpuType, ...] = (
         network_latency_s=15 * _MICRO,
         launch_latency_s=4 * _MICRO,
         usd_per_hour=0.05,
+        generation=Generation.HOST,
         source="a virtual GPU: a core of its own and gloo over loopback; round figures, not measured",
     ),
     _gpu(
@@ -143,7 +154,9 @@ CATALOG_ROWS: tuple[GpuType, ...] = (
             link_us=10.0,
             network_us=30.0,
             launch_us=5.0,
-            source="NVIDIA T4 data sheet; PCIe 3 x8; network of an AWS g4dn.12xlarge (50 Gb/s for 4); its price, 2024",
+            base_mhz=585,
+            boost_mhz=1590,
+            source="NVIDIA T4 data sheet (70 W); PCIe 3 x8; AWS g4dn.12xlarge network (50 Gb/s for 4); its price, 2024",
         ),
     ),
     _gpu(

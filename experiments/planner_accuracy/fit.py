@@ -1,9 +1,9 @@
 """Fits the constants of ``arena.planner.calibration`` again, and scores each source with constants that never saw it.
 
 Whole training steps tell them, by least squares of the logarithm of predicted over measured time with a robust loss. Of
-a large source only some rows are taken, evenly, and none counts for more than ``_ROWS_OF_A_VOTE`` rows. Constants are
-kept near their start by a weak prior, so that one which the rows say nothing about stays put. What single products and
-collectives tell is fitted by ``microbenchmarks.py``.
+a large source only some rows are taken, evenly, and none counts for more than ``_ROWS_OF_A_VOTE`` rows. A
+weak prior draws constants towards what one would take without any run, so that one about which the rows say nothing is
+that. What single products and collectives tell is fitted by ``microbenchmarks.py``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ Floats = npt.NDArray[np.float64]
 
 FITTED_ON_RUNS = tuple(one.name for one in constants() if "training runs" in one.fitted_on)
 """Constants that whole steps tell."""
+
+PRIOR = Calibration(**{one.name: one.prior for one in constants()})
+"""What one would take without any run; the fit starts elsewhere, but is drawn towards it."""
 
 _ROWS_OF_A_VOTE = 20
 _ROWS_MAX = 40
@@ -108,7 +111,7 @@ class Fit:
             slopes: A Jacobian to keep, where the start is near enough to the end that it changes little; by default it
                 is made anew at each step.
         """
-        prior = logs_of(CALIBRATION)
+        prior = logs_of(PRIOR)
         unit = _PRIOR_WEIGHT * np.eye(len(prior))
 
         def residuals(logs: Floats) -> Floats:

@@ -134,7 +134,7 @@ def implementation_of(row: MeasuredRow, train: TrainSpec) -> Implementation:
 
 
 def _buffer_bytes(row: MeasuredRow) -> float:
-    """Return the bytes of DeepSpeed's buckets: of gradients and of weights under ZeRO-1, of summed gradients in fp32."""
+    """Return the bytes of DeepSpeed's buckets: of gradients and weights under ZeRO-1, of summed gradients in fp32."""
     if not is_bigscience(row):
         return 0.0
     each = {"zero1": 2 * 2.0, "bf16optimizer(zero1-like)": 4.0}
