@@ -23,7 +23,7 @@ def _clean_name(name: str) -> str:
 
 Name = Annotated[str, Field(max_length=NAME_LENGTH_MAX), AfterValidator(_clean_name)]
 PositiveInt = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=1, le=2**31)]
+Size = Annotated[int, Field(ge=1, le=2**32 - 1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 

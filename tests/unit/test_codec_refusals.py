@@ -85,7 +85,7 @@ def test_a_specification_without_work_is_refused() -> None:
 
 def test_a_number_larger_than_the_protocol_is_refused_before_it_is_sent() -> None:
     with pytest.raises(SpecError, match=r"outside the protocol's range"):
-        codec.spec_to_proto(train_spec(train={"global_batch": 2**40}))
+        codec.spec_to_proto(train_spec(gpus={"count": 2**40}))
 
 
 def test_text_that_is_not_unicode_is_refused_before_it_is_sent() -> None:
