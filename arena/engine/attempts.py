@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from arena.domain.allocation import Allocation
@@ -23,6 +22,7 @@ from arena.domain.records import (
     Target,
     Wish,
 )
+from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.outcome import conclude_job, drop_target

@@ -7,7 +7,6 @@ one checks the record first, so that a late or doubled wake-up does no harm.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from arena.domain.cluster import NodeState
 from arena.domain.reason import ReasonCode, reason
@@ -19,6 +18,7 @@ from arena.domain.records import (
     JobState,
     NodeRecord,
 )
+from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft

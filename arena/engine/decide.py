@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from arena.domain.allocation import splits_tensor_parallel_group
 from arena.domain.job import JobId
 from arena.domain.launch import DeviceId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Target
+from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.jobs import count_evaluation_failure

@@ -7,8 +7,6 @@ the next ``ClusterState``; if a handler raises, the draft is dropped and nothing
 from __future__ import annotations
 
 from bisect import bisect_left
-from copy import copy
-from dataclasses import replace
 
 from arena.domain.cluster import NodeState
 from arena.domain.commands import Command
@@ -24,6 +22,7 @@ from arena.domain.records import (
     JobState,
     NodeRecord,
 )
+from arena.domain.replacing import replace
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
@@ -41,7 +40,7 @@ class Draft:
         self.decision: Decision | None = None
         self._event = event
         # A private copy, changed in place until the step is finished: a new one for each change took most of the time.
-        self._state = copy(state)
+        self._state = replace(state)
         self._commands: list[Command] = []
         self._history: list[HistoryEntry] = []
         self._jobs: dict[JobId, JobRecord] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from arena.domain.events import (
     AttemptEnded,
@@ -29,6 +28,7 @@ from arena.domain.events import (
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.records import AttemptRecord, EntryKind, JobRecord, NodeRecord
+from arena.domain.replacing import replace
 from arena.engine import attempts, deadlines, jobs, nodes, reports
 from arena.engine.config import EngineConfig
 from arena.engine.decide import decide

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from arena.domain.commands import BuildGrid
 from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
+from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.outcome import drop_target

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from arena.domain.cluster import Device, NodeState
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.records import NodeRecord
+from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 
 CLEANING_PREFIX = "cleaning"

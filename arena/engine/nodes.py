@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from arena.domain.cluster import NodeInfo, NodeState
 from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, BuildGrid
 from arena.domain.events import (
@@ -24,6 +22,7 @@ from arena.domain.records import (
     NodeEnd,
     NodeRecord,
 )
+from arena.domain.replacing import replace
 from arena.engine.attempts import launch_command, mark_ended, mark_started, stop_command, try_launch
 from arena.engine.draft import Draft
 from arena.engine.node_state import OUT_OF_SIGHT, attempts_on, settle_node

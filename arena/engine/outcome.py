@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
+from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 
 NODE_LOSSES_MIN = 3

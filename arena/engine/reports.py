@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from arena.domain.launch import (
@@ -29,6 +28,7 @@ from arena.domain.records import (
     JobRecord,
     JobState,
 )
+from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 
 RESTART_SAMPLES_MAX = 4

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from immutables import Map
 
 from arena.domain.allocation import Allocation
 from arena.domain.launch import DeviceId, NodeId
+from arena.domain.replacing import replace
 from arena.errors import InternalError
 
 Pool = tuple[str, str]

@@ -17,6 +17,7 @@ from arena.engine.ports import Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
+from arena.sim.kernel import Kernel
 from arena.sim.ledger import Ledger
 from arena.sim.run import Simulation
 from arena.sim.world import Fate
@@ -25,7 +26,7 @@ NEVER_S = 1e15
 """Beyond any trace: a deadline that modelled agents cannot miss, or a look nobody needs."""
 
 REPLAY_CONFIG = EngineConfig(
-    shape_settle_s=0.0,
+    shape_settle_s=0.5,
     launch_deadline_s=NEVER_S,
     ready_deadline_s=NEVER_S,
     stop_margin_s=NEVER_S,
@@ -33,6 +34,9 @@ REPLAY_CONFIG = EngineConfig(
     sweep_s=NEVER_S,
 )
 """Modelled agents answer always, so nothing is looked at only because time has passed."""
+
+LEAD_S = 1.0
+"""Nodes register so long before the first job comes, so that the cluster's shape has settled by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +104,7 @@ class Replay:
             pace_s=self.pace_s,
             check=self.check,
             watch=watching,
+            kernel=Kernel(now_s=min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S),
         )
         for at_s, event in (*self._arrivals_of_nodes(), *self._arrivals(jobs)):
             simulation.at(at_s, event)

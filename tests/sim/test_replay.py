@@ -120,8 +120,8 @@ def test_a_gathered_decision_waits_its_time() -> None:
         costs=FREE,
         config=replace(REPLAY_CONFIG, decide_after_s=30.0),
     )
-    [outcome] = replay.run([job("a", 105.0, 10)]).outcomes
-    assert outcome.first_started_at_s == 135.0
+    later = replay.run([job("a", 0.0, 10), job("b", 500.0, 10)]).outcomes[-1]
+    assert later.first_started_at_s == 530.0
 
 
 def test_figures_of_a_run_by_hand() -> None:
