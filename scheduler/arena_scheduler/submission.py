@@ -7,13 +7,14 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from arena.domain.capability import job_refusals
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
-from arena.domain.parallel import parse_plan
+from arena.domain.limits import contradictions
 from arena.engine.state import shape_of
-from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, UserError
+from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, SpecError, UserError
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.grids import GridCache, largest_feasible
@@ -32,6 +33,21 @@ class Submitted:
     is_new: bool
 
 
+def _refuse_for_good(spec: JobSpec) -> None:
+    """Refuse what would wait for ever: a plan that cannot be read, bounds that contradict, a model that is not trained.
+
+    Raises:
+        SpecError: That is so, whatever the cluster.
+    """
+    contradiction = next(contradictions(spec), None)
+    if contradiction is not None:
+        raise SpecError(f"job {spec.name!r} has bounds that contradict", why=contradiction.text)
+    told = "; ".join(job_refusals(spec.train)) if spec.train is not None else ""
+    if told:
+        fix = "`arena plan --also-unsupported` tells what it would do elsewhere"
+        raise SpecError(f"job {spec.name!r} cannot be trained here", why=told, fix=fix)
+
+
 class Submission:
     """Everything between a valid specification and a durable job."""
 
@@ -48,14 +64,13 @@ class Submission:
         """Take a job and return once it is on disk; the same request again gives the same job.
 
         Raises:
-            UserError: There is no request id, or another user's job has it; the pinned plan cannot be read.
+            UserError: There is no request id, or another user's job has it; no cluster could run the job.
             InfeasibleError: No group of the present cluster can hold the job.
             ResourceExhaustedError: Nothing can be written.
         """
         if not request_id:
             raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
-        if spec.train is not None and spec.parallel.plan is not None:
-            parse_plan(spec.parallel.plan, layer_count=spec.train.model.layers)
+        _refuse_for_good(spec)
         user = _user_of(spec, caller)
         key = (user, request_id)
         under_way = self._under_way.get(key)

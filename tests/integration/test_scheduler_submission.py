@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +35,25 @@ async def test_a_pinned_plan_that_cannot_be_read_is_refused_even_where_nothing_i
             with pytest.raises(SpecError, match="unknown word 'dq2'"):
                 await client.submit(spec, allow_infeasible=allow_infeasible)
         assert await client.submit(train_spec("two", parallel={"plan": "dp2"}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"model": {"variant": {"attention_window": 8}}},
+            r"attends to all positions \(model.variant: attention_window\)",
+        ),
+        ({"model": {"family": "t5", "encoder_layers": 2}}, "the worker trains no encoder-decoder"),
+        ({"train": {"precision": "fp16"}}, "precision fp16 needs loss scaling"),
+        ({"gpus": {"count": 4}, "parallel": {"plan": "dp2"}}, "is for 2 GPUs, gpus.count is 4"),
+    ],
+)
+async def test_a_job_that_no_cluster_could_run_is_refused_and_not_queued(
+    tmp_path: Path, fields: dict[str, Any], why: str
+) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        for allow_infeasible in (False, True):
+            with pytest.raises(SpecError, match=why):
+                await client.submit(train_spec("never", **fields), allow_infeasible=allow_infeasible)
