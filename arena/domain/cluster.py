@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from arena.domain.launch import DeviceId, NodeId
 from arena.domain.profile import Profile
+from arena.errors import SpecError
 
 
 class Generation(StrEnum):
@@ -60,6 +62,30 @@ class GpuType:
     processor_count: int | None = None
     sustained_clock_share: float = 1.0
     profiles: tuple[Profile, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in _POSITIVE:
+            self._check(name, getattr(self, name), is_right=getattr(self, name) > 0, wanted="greater than 0")
+        for name in _NOT_NEGATIVE:
+            self._check(name, getattr(self, name), is_right=getattr(self, name) >= 0, wanted="at least 0")
+        for precision, peak in self.peak_flops_per_s.items():
+            self._check(f"peak_flops_per_s[{precision}]", peak, is_right=peak > 0, wanted="greater than 0")
+        if "fp32" not in self.peak_flops_per_s:
+            raise SpecError(
+                f"GPU type {self.name} has no peak for fp32", why="it stands in for those that are not named"
+            )
+
+    def _check(self, field_name: str, value: float, *, is_right: bool, wanted: str) -> None:
+        """Times divide by these: what is no number would spread to every plan."""
+        if not (is_right and math.isfinite(value)):
+            raise SpecError(f"{field_name} of GPU type {self.name} is {value:g}", fix=f"allowed: {wanted}, and finite")
+
+
+_POSITIVE = (
+    *("memory_bytes", "memory_bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s", "network_bandwidth_bytes_per_s"),
+    "sustained_clock_share",
+)
+_NOT_NEGATIVE = ("link_latency_s", "network_latency_s", "launch_latency_s", "usd_per_hour")
 
 
 class NodeState(StrEnum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from arena.domain.job import JobSpec, ModelSpec, TrainSpec
 from arena.domain.limits import contradictions
 from arena.domain.parallel import parse_plan
 from arena.errors import SpecError
+from arena.planner.hardware import catalog
 from arena.planner.model import model_cost
 from arena.planner.source import PlannerGridSource
 from tests.builders import shape, train_spec
@@ -206,6 +208,18 @@ def test_a_truncated_config_is_refused(name: str, share: float) -> None:
     text = json.dumps(EXACT[name][0])
     with pytest.raises(SpecError):
         model_fields_of_config(text[: int(share * len(text))], "config.json")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["link_bandwidth_bytes_per_s", "network_bandwidth_bytes_per_s", "memory_bytes"])
+def test_a_gpu_type_without_bandwidth_or_memory_is_refused_where_it_is_made(name: str, value: float) -> None:
+    with pytest.raises(SpecError, match=rf"{name} of GPU type t4 is .*greater than 0, and finite"):
+        replace(catalog()["t4"], **{name: value})
+
+
+def test_a_gpu_type_needs_a_peak_for_fp32() -> None:
+    with pytest.raises(SpecError, match="has no peak for fp32"):
+        replace(catalog()["t4"], peak_flops_per_s={"fp16": 1e12})
 
 
 def job(**fields: Any) -> JobSpec:
