@@ -282,6 +282,9 @@ def _stopped(draft: Draft, attempt: AttemptRecord, report: Stopped) -> None:
             durable_step=max(report.durable_step, attempt.durable_step),
         )
     )
+    job = draft.state.jobs[attempt.job_id]
+    if report.step > job.progress.step:  # steps since the last report count as well
+        draft.put_job(replace(job, progress=replace(job.progress, step=report.step)))
     draft.record(
         EntryKind.ATTEMPT_STOPPED,
         f"stopped at step {report.step}, step {report.durable_step} is durable",

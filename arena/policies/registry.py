@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from arena.errors import SpecError
 from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
+from arena.policies.easy import EasyBackfill
 from arena.policies.elastic import Elastic
 from arena.policies.elastic_rules import ElasticRules
 from arena.policies.fcfs import FirstComeFirstServed
+from arena.policies.srtf import ShortestRemainingTimeFirst
+from arena.policies.tiresias import Tiresias
 
 
 def _elastic(**options: float | None) -> Policy:
@@ -21,6 +24,9 @@ _MAKERS: Mapping[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {
     "arena-greedy": (ArenaGreedy, ()),
     "elastic": (_elastic, tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": (FirstComeFirstServed, ()),
+    "fcfs-easy": (EasyBackfill, ()),
+    "srtf": (ShortestRemainingTimeFirst, ()),
+    "tiresias": (Tiresias, ("first_gpu_s", "second_gpu_s")),
 }
 
 

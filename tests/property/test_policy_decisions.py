@@ -67,7 +67,7 @@ def snapshots(draw: st.DrawFn) -> tuple[list[NodeInfo], Snapshot]:
     return nodes, replace(snapshot, jobs=records)
 
 
-SUSPENDING = frozenset({"arena-greedy"})
+SUSPENDING = frozenset({"arena-greedy", "srtf", "tiresias"})
 """Policies that may take everything from a job; the others never do."""
 
 
@@ -146,7 +146,8 @@ def test_a_choice_is_a_cell_of_the_jobs_grid_laid_out_as_the_cell_says(
     nodes, snapshot = case
     type_of: dict[DeviceId, str] = {device.device_id: node.gpu_type for node in nodes for device in node.devices}
     for job_id, choice in make_policy(name).decide(snapshot).choices.items():
-        assert choice is not None
+        if choice is None:  # see the test before
+            continue
         found = snapshot.grids[job_id].cell(choice.group)
         assert found is not None
         assert (choice.plan, choice.estimate) == (found.best.plan, found.best.estimate)

@@ -147,3 +147,41 @@ def test_a_table_offers_what_was_measured_and_the_cluster_has() -> None:
     assert [str(cell.group) for cell in grid.cells] == ["a100 1", "a100 4", "v100 4"]
     narrow = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"types": ("v100",)})})
     assert [str(cell.group) for cell in table(times).grid(narrow, shape(("v100", 4, 2))).cells] == ["v100 4"]
+
+
+def ends(policy: str, cluster: ClusterShape, grids: GridSource, *jobs: ReplayJob, **options: float) -> dict[str, float]:
+    replay = Replay(shape=cluster, policy=make_policy(policy, options), grids=grids, costs=FREE, check=True)
+    return {str(one.job_id): one.ended_at_s for one in replay.run(jobs).outcomes}
+
+
+def test_srtf_stops_the_longer_job_and_lets_it_go_on() -> None:
+    """a has 80 of 100 s left when b of 10 s comes: b ends at 30, a at 110; c of 85 s had to wait for both."""
+    grids = table({("cpu", (1,)): 1.0})
+    jobs = (job("a", 0.0, 100), job("b", 20.0, 10), job("c", 20.0, 85))
+    assert ends("srtf", shape(("cpu", 1, 1)), grids, *jobs) == {"b": 30.0, "a": 110.0, "c": 195.0}
+
+
+def test_tiresias_favours_who_has_had_least() -> None:
+    """With a limit of 50 GPU-seconds a falls behind at 50 s; b, there since 40 s, runs 50-80, a goes on to 130."""
+    grids = table({("cpu", (1,)): 1.0})
+    found = ends("tiresias", shape(("cpu", 1, 1)), grids, job("a", 0.0, 100), job("b", 40.0, 30), first_gpu_s=50.0)
+    assert found["b"] == pytest.approx(80.0, abs=1.5)
+    assert found["a"] == pytest.approx(130.0, abs=1.5)
+
+
+def test_easy_lets_pass_only_who_delays_nobody() -> None:
+    """h waits for both GPUs until 100 s; c (50 s) passes it, d (200 s) may not."""
+    grids = table({("cpu", (1,)): 1.0, ("cpu", (2,)): 1.0})
+    jobs = (job("a", 0.0, 100), job("h", 1.0, 10, count=2), job("d", 2.0, 200), job("c", 3.0, 50))
+    cluster = shape(("cpu", 2, 1))
+    assert ends("fcfs", cluster, grids, *jobs) == {"a": 100.0, "h": 110.0, "c": 160.0, "d": 310.0}
+    assert ends("fcfs-easy", cluster, grids, *jobs) == {"c": 53.0, "a": 100.0, "h": 110.0, "d": 310.0}
+
+
+def test_easy_lets_long_jobs_take_what_the_first_will_not_need() -> None:
+    """Of four GPUs h will need two at 100 s; e, who runs for ever, may have one of the other two now, f not a third."""
+    grids = table({("cpu", (1,)): 1.0, ("cpu", (2,)): 1.0, ("cpu", (3,)): 1.0})
+    jobs = (job("a", 0.0, 100, count=2), job("h", 1.0, 10, count=3), job("e", 2.0, 500), job("f", 3.0, 500))
+    found = ends("fcfs-easy", shape(("cpu", 4, 1)), grids, *jobs)
+    assert (found["e"], found["h"]) == (502.0, 110.0)
+    assert found["f"] == 610.0

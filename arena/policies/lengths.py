@@ -1,0 +1,35 @@
+"""What a policy may know of how far a job is and how long it still takes. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from arena.domain.grid import Estimate
+from arena.domain.job import JobId
+from arena.domain.records import JobState
+from arena.policies.base import Snapshot
+
+
+def steps_done(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return the steps a job has done by now: the last it reported, and what it did since then at its pace."""
+    job = snapshot.jobs[job_id]
+    progress = job.progress
+    if job.state is not JobState.RUNNING or progress.reported_at_s is None or not progress.step_time_s:
+        return float(progress.step)
+    return progress.step + (snapshot.now_s - progress.reported_at_s) / progress.step_time_s
+
+
+def remaining_s(snapshot: Snapshot, job_id: JobId, estimate: Estimate | None) -> float | None:
+    """Return how long a job still needs at an estimate's pace, by its declared steps; None where it declares none.
+
+    A job that has gone past what it declared needs no more time, as far as anybody can tell.
+    """
+    limit = snapshot.jobs[job_id].spec.step_limit
+    if limit is None or estimate is None:
+        return None
+    return max(limit - steps_done(snapshot, job_id), 0.0) * estimate.iter_time_s
+
+
+def attained_gpu_s(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return the GPU-seconds a job has had, those of its running attempt included."""
+    holding = snapshot.holding.get(job_id)
+    running_s = 0.0 if holding is None else (snapshot.now_s - holding.since_s) * holding.group.gpu_count
+    return snapshot.jobs[job_id].gpu_seconds + running_s
