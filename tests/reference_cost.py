@@ -373,8 +373,6 @@ class _Roofline:
         else:
             outer /= divisor
         rows = flops / (2.0 * inner * outer)
-        if self.has_tensor_cores and (inner % 64 or outer % 64):
-            compute_s /= FITTED.unaligned_share
         moved = rows * (inner + outer) + inner * outer
         bandwidth = self.gpu.memory_bandwidth_bytes_per_s * FITTED.product_bandwidth_share
         memory_s = moved * self.stage.element_bytes / bandwidth
@@ -399,7 +397,7 @@ class _Roofline:
         seconds = 0.0
         for product in products:
             if product.head_size:
-                share = FITTED.flash_share * product.head_size / (product.head_size + FITTED.flash_head_size)
+                share = FITTED.flash_share
                 if self.has_tensor_cores and product.head_size % 8:
                     share *= FITTED.odd_head_share
                 flops = product.flops_per_sample * self.stage.samples / self.stage.divisor(product.spread)

@@ -54,18 +54,18 @@ class Calibration:
     product_share_blackwell: float = _constant(0.65, "of the peak, large product", _RUNS)
     product_bandwidth_share: float = _constant(0.77, "of the memory bandwidth", _PRODUCTS)
     tiling_share: float = _constant(0.4851, "of the loss to unfilled waves of tiles that remains", _RUNS, prior=0.5)
-    flash_share: float = _constant(0.3776, "of a large product's rate, long heads", _RUNS, prior=0.5)
-    flash_head_size: float = _constant(1.321, "head size at which half of that is reached", _RUNS, prior=2.0)
+    flash_share: float = _constant(0.3776, "of a large product's rate", _RUNS, prior=0.5)
     stored_share: float = _constant(0.5593, "of a large product's rate", _RUNS, prior=0.5)
     odd_head_share: float = _constant(0.09122, "of the rate, head size no multiple of 8", _RUNS, prior=0.25)
-    unaligned_share: float = _constant(0.9799, "of the rate, width no multiple of 64 on a rank", _RUNS, prior=1.0)
     activation_passes: float = _constant(2.391, "reads and writes of each kept activation, forward", _RUNS, prior=2.0)
     launch_times: float = _constant(
         22.05, "launch latencies of the host for a kernel of the model's list", _RUNS, prior=10.0
     )
     waited_launch_times: float = _constant(50.5, "the same where the host waits for each kernel", _RUNS, prior=30.0)
     link_share: float = _constant(0.72, "of the nominal link bandwidth", _COLLECTIVES)
-    bus_share: float = _constant(0.3608, "of the nominal bandwidth of links over PCIe", _RUNS, prior=0.6)
+    bus_share: float = _constant(
+        0.3608, "of the nominal bandwidth of links over PCIe, through the host", _RUNS, prior=0.36
+    )
     network_share: float = _constant(0.396, "of the nominal network bandwidth", _RUNS, prior=0.6)
     network_crowding: float = _constant(
         0.01001, "loss of network bandwidth for each doubling of the nodes", _RUNS, prior=0.02
@@ -73,7 +73,6 @@ class Calibration:
     collective_latencies: float = _constant(4, "link latencies of a collective", _COLLECTIVES)
     hop_latencies: float = _constant(3.776, "latencies of each rank in a ring", _RUNS, prior=4.0)
     send_times: float = _constant(0.5, "of what a send would take at the rate of collectives", _SENDS)
-    hiding_share: float = _constant(1, "of the computing that collectives can hide behind", _RUNS, prior=1.0)
     unhidden_share: float = _constant(0.1485, "of the collectives that is never hidden", _RUNS, prior=0.1)
     rank_context_bytes: float = _constant(
         4.1e9,

@@ -28,9 +28,6 @@ _FORWARD_AND_BACKWARD = 3.0
 _FLASH_FORWARD_AND_BACKWARD = 3.5
 """Attention that stores no scores computes them once more in its backward pass (Dao et al. 2022)."""
 
-_KERNEL_ALIGNMENT = 64
-"""Columns of a product on a rank that tensor cores want a multiple of."""
-
 _HEAD_ALIGNMENT = 8
 """Numbers in 16 bit that a tensor core loads at once: heads of other sizes take slow kernels."""
 
@@ -342,9 +339,6 @@ def _product_s(product: Product, machine: _Machine, shards: Shards, pieces: Floa
     inner = product.inner / divisor if product.splits_inner else np.full_like(divisor, product.inner)
     outer = np.full_like(divisor, product.outer) if product.splits_inner else product.outer / divisor
     positions = flops / (2.0 * inner * outer)
-    if machine.has_tensor_cores:
-        is_aligned = (inner % _KERNEL_ALIGNMENT == 0) & (outer % _KERNEL_ALIGNMENT == 0)
-        compute_s = compute_s / np.where(is_aligned, 1.0, machine.calibration.unaligned_share)
     elements = positions * (inner + outer) + inner * outer
     bandwidth = machine.gpu_type.memory_bandwidth_bytes_per_s * machine.calibration.product_bandwidth_share
     memory_s = elements * ELEMENT_BYTES[machine.precision] / bandwidth
@@ -376,11 +370,11 @@ def _tiling(rows: Floats, columns: Floats, machine: _Machine) -> Floats:
 
 
 def _scores_s(product: Product, machine: _Machine, shards: Shards) -> Floats:
-    """Return the seconds of the scores and their product with the values; short heads fill a kernel badly."""
+    """Return the seconds of the scores and their product with the values."""
     calibration = machine.calibration
     share = calibration.stored_share
     if machine.implementation.attention is Attention.FLASH:
-        share = calibration.flash_share * product.head_size / (product.head_size + calibration.flash_head_size)
+        share = calibration.flash_share
     if machine.has_tensor_cores and product.head_size % _HEAD_ALIGNMENT:
         share *= calibration.odd_head_share
     flops = product.flops_per_sample * shards.samples / shards.divisor(product.spread)

@@ -96,8 +96,7 @@ class Setting:
 
     def exposed_s(self, busy_s: Floats, hidden_behind_s: Floats) -> Floats:
         """Return what collectives add to the computing that they run beside."""
-        rest_s = busy_s - self.calibration.hiding_share * hidden_behind_s
-        exposed: Floats = np.maximum(rest_s, self.calibration.unhidden_share * busy_s)
+        exposed: Floats = np.maximum(busy_s - hidden_behind_s, self.calibration.unhidden_share * busy_s)
         return exposed
 
 

@@ -39,14 +39,14 @@ PRIOR = Calibration(**{one.name: one.prior for one in constants()})
 
 _ROWS_OF_A_VOTE = 20
 _ROWS_MAX = 40
-_PRIOR_WEIGHT = 0.03
+_PRIOR_WEIGHT = 0.14
+"""A run's error (7 %) over how far off what one takes without any run may be (a factor of 1.6)."""
 _OUTLIER = 0.1
 _STEP = 0.02
 _BOUNDS = {
     "launch_times": (0.3, 100.0),
     "waited_launch_times": (0.3, 200.0),
     "activation_passes": (1.0, 10.0),
-    "flash_head_size": (1.0, 256.0),
 }
 _SHARE_BOUNDS = (0.02, 1.0)
 _COUNT_BOUNDS = (0.01, 20.0)
