@@ -35,7 +35,7 @@ def trace(context: click.Context, /, **options: Any) -> None:
     context.obj = flags_of(options).over(outer)
 
 
-def _reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what says how a trace is read."""
     drop = click.option(
         "--drop",
@@ -52,15 +52,15 @@ def _reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command(short_help="What format a trace has, and what is wrong with it.")
 @click.argument("file", metavar="FILE")
-@_reading_options
+@reading_options
 def check(app: App, file: str, **options: Any) -> None:
     """Read a trace to its end and give account of every row that was dropped or repaired.
 
     A trace that cannot be read ends with the line that is to blame.
     """
-    read = _read(file, options)
+    read = read_with_options(file, options)
     if app.out.json_mode:
-        app.out.document(**_source_fields(read), ignored_columns=read.source.ignored_columns, defects=_defects(read))
+        app.out.document(**source_fields(read), ignored_columns=read.source.ignored_columns, defects=_defects(read))
         return
     _write_check(app, read)
 
@@ -68,27 +68,28 @@ def check(app: App, file: str, **options: Any) -> None:
 @command(short_help="Jobs, arrivals, GPUs, durations and load of a trace.")
 @click.argument("file", metavar="FILE")
 @click.option("--gpus", "gpu_count", type=click.IntRange(1), help="GPUs of the cluster that it is offered to.")
-@_reading_options
+@reading_options
 def stats(app: App, file: str, gpu_count: int | None, **options: Any) -> None:
     """Show what a trace is like."""
     from arena_traces.statistics import statistics
 
-    read = _read(file, options)
+    read = read_with_options(file, options)
     found = statistics(read, gpu_count=gpu_count)
     if app.out.json_mode:
-        app.out.document(**_source_fields(read), gpu_count=gpu_count, statistics=found)
+        app.out.document(**source_fields(read), gpu_count=gpu_count, statistics=found)
         return
     for name, value in _stats_rows(found, gpu_count):
         app.out.line(f"{name:<18}{value}")
     if read.accounting.dropped_count or read.accounting.repaired_count:
-        app.out.line(_rows_text(read) + "; see `arena trace check`")
+        app.out.line(rows_text(read) + "; see `arena trace check`")
 
 
 trace.add_command(check)
 trace.add_command(stats)
 
 
-def _read(file: str, options: dict[str, Any]) -> Trace:
+def read_with_options(file: str, options: dict[str, Any]) -> Trace:
+    """Read a trace as ``reading_options`` say."""
     from arena_traces.defects import Defect
     from arena_traces.reading import read_trace
 
@@ -100,7 +101,8 @@ def _read(file: str, options: dict[str, Any]) -> Trace:
     return read_trace(file, format=options["format_name"], dropped=frozenset(Defect(name) for name in names))
 
 
-def _source_fields(read: Trace) -> dict[str, object]:
+def source_fields(read: Trace) -> dict[str, object]:
+    """Return where a trace comes from and how many of its rows are jobs, as JSON has it."""
     accounting = read.accounting
     return {
         "file": read.source.file,
@@ -133,7 +135,7 @@ def _write_check(app: App, read: Trace) -> None:
 
     source = read.source
     app.out.line(f"{quoted(source.file)}: {source.format_name}, sha256 {source.sha256}")
-    app.out.line(_rows_text(read))
+    app.out.line(rows_text(read))
     if source.ignored_columns:
         app.out.line(f"columns that the format does not read: {', '.join(map(escaped, source.ignored_columns))}")
     rows = [
@@ -145,7 +147,8 @@ def _write_check(app: App, read: Trace) -> None:
         app.out.table(("DONE", "DEFECT", "ROWS", "LINES", "WHAT IT IS"), rows, right=("ROWS",))
 
 
-def _rows_text(read: Trace) -> str:
+def rows_text(read: Trace) -> str:
+    """Return what became of all rows."""
     accounting = read.accounting
     counts = f"{accounting.row_count:,} rows: {accounting.job_count:,} jobs, {accounting.dropped_count:,} dropped"
     return f"{counts}; {accounting.repaired_count:,} of the jobs repaired"

@@ -1,0 +1,127 @@
+"""Where the results of ``arena replay`` go: the terminal, JSON, and the files of a directory."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arena.cli.app import App
+from arena.cli.json_form import document, dumps
+from arena.cli.quoting import escaped, quoted
+from arena.cli.replay_inputs import Inputs, Prepared
+from arena.cli.replay_results import Study, figures_csv, jobs_csv
+from arena.cli.replay_runs import code_digest, write_file
+from arena.cli.replay_tables import TextTable, numbers, tables_of
+from arena.cli.trace import rows_text, source_fields
+from arena.rpc.version import software_version
+
+if TYPE_CHECKING:
+    from arena.cli.replay_report import About
+
+
+def deliver(
+    app: App, inputs: Inputs, study: Study, first: Prepared, *, directory: Path | None, has_report: bool
+) -> None:
+    """Write the results, to files first, so that they are there even if nobody reads the rest."""
+    files = {} if directory is None else _write_files(inputs, study, first, directory, has_report=has_report)
+    if app.out.json_mode:
+        app.out.document(**_document(inputs, study, first), files=files)
+        return
+    for name, value in _account(inputs, first):
+        app.out.line(f"{name:<12}{value}")
+    for table in tables_of(study):
+        app.out.line()
+        app.out.line(table.title, style="bold")
+        app.out.table(table.columns, table.rows, right=numbers(table.columns))
+        if table.note:
+            app.out.line(table.note)
+    if directory is not None:
+        app.out.line()
+        app.out.line(f"kept in {quoted(str(directory))}: {', '.join(sorted(files))}")
+
+
+def _document(inputs: Inputs, study: Study, first: Prepared) -> dict[str, object]:
+    return {
+        "trace": source_fields(inputs.trace) | {"left_out_count": first.trace.accounting.left_out_count},
+        "replayed_job_count": len(first.scenario.jobs),
+        "unplaceable_count": first.unplaceable_count,
+        "changed_count": first.changed_count,
+        "gpu_count": inputs.cluster.shape.gpu_count,
+        "seeds": study.seeds,
+        **inputs.identity(),
+        "policies": study.as_document(),
+    }
+
+
+def _write_files(inputs: Inputs, study: Study, first: Prepared, directory: Path, *, has_report: bool) -> dict[str, str]:
+    texts = {
+        "results.json": dumps(document(**_document(inputs, study, first))) + "\n",
+        "results.csv": figures_csv(study),
+        "jobs.csv": jobs_csv(study),
+    }
+    if has_report:
+        from arena.cli.replay_report import report_html
+
+        texts["report.html"] = report_html(study, _about(inputs, study, first))
+    for name, text in texts.items():
+        write_file(directory / name, text)
+    return {name: str(directory / name) for name in texts}
+
+
+def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
+    source, accounting = inputs.trace.source, first.trace.accounting
+    rows = [
+        ("trace", f"{quoted(source.file)} ({source.format_name}), {rows_text(inputs.trace)}"),
+        ("replayed", f"{len(first.scenario.jobs):,} jobs, {accounting.left_out_count:,} left out"),
+        *(("", escaped(change)) for change in first.trace.changes),
+        ("cluster", f"{inputs.cluster.shape.gpu_count:,} GPUs: {_types_text(inputs)}"),
+        ("lengths", _lengths_text(inputs)),
+    ]
+    if first.changed_count:
+        text = (
+            f"{first.changed_count:,} jobs ask for another GPU type or count than the trace says: the nearest that runs"
+        )
+        rows.append(("asks", text))
+    return rows
+
+
+def _types_text(inputs: Inputs) -> str:
+    return ", ".join(
+        f"{count:,} {escaped(name)}" for name, count in sorted(inputs.cluster.shape.gpu_count_by_type.items())
+    )
+
+
+def _lengths_text(inputs: Inputs) -> str:
+    options = inputs.options
+    texts = {
+        "true": "told as they are",
+        "predicted": f"told with a log-normal error of sigma {options.length_sigma:g}",
+        "none": "not told",
+    }
+    return texts[options.lengths]
+
+
+def _about(inputs: Inputs, study: Study, first: Prepared) -> About:
+    from arena.cli.replay_report import About
+    from arena_traces.defects import RULES
+
+    counted = inputs.trace.accounting.counted()
+    rows = tuple(
+        (str(defect), RULES[defect].says, str(treatment), f"{len(lines):,}") for treatment, defect, lines in counted
+    )
+    return About(
+        title=f"Replay of {Path(inputs.trace.source.file).name}",
+        gpu_count=inputs.cluster.shape.gpu_count,
+        account=tuple(_account(inputs, first)),
+        defects=TextTable(title="Rows", columns=("DEFECT", "WHAT", "DONE", "ROWS"), rows=rows) if rows else None,
+        repeat=(
+            ("command", shlex.join(["arena", *sys.argv[1:]])),
+            ("seeds", ", ".join(map(str, study.seeds))),
+            *((f"SHA-256 of the {name}", digest) for name, digest in inputs.digests.items()),
+            ("version", software_version()),
+            ("SHA-256 of the program's sources", code_digest()),
+            ("Python", sys.version.split()[0]),
+        ),
+    )

@@ -1,0 +1,286 @@
+"""What ``arena replay`` is given: files and options, and the jobs that each seed makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+from arena.cli.submit import read_text
+from arena.domain.trace import TraceJob
+from arena.errors import UserError
+from arena.planner.clusterfile import Cluster, parse_cluster
+from arena.planner.source import PlannerGridSource
+from arena.planner.table_files import parse_table
+from arena.planner.tables import TableGrids
+from arena.sim.asks import Asked, Asking, Lengths, Unplaceable, parted
+from arena.sim.costs import ConstantRestart, PerGpuRestart, RestartCost, SimCosts
+from arena.sim.sources import ReplayGrids
+from arena.sim.study import Scenario
+
+if TYPE_CHECKING:
+    from arena_traces.mapping import WorkloadMapping
+    from arena_traces.trace import Trace
+
+PLANNER = "planner"
+DEFAULT_MAPPING = "default"
+TABLE_BYTES_MAX = 256 * 1024**2
+_NAMED_MAX = 3
+_HALF_BIT = 2.0**-54
+"""Keeps a draw of [0, 1) off the end where a normal number would be infinite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What is done with a trace and to its jobs; all of it is part of what names a result.
+
+    Args:
+        load: Offered load that arrivals are scaled to, None leaves them as they are.
+        lengths: ``true``, ``predicted`` or ``none``.
+        length_sigma: Of the log-normal error of predicted lengths, whose median is 1.
+        restart_s: Seconds of every start; where ``restart_per_gpu_s`` is given, the most of them.
+        kind: ``rigid``, ``malleable``, or ``auto``: as the policy was published.
+        steps: Share of the steps that the trace states.
+    """
+
+    load: float | None = None
+    lengths: str = "true"
+    length_sigma: float = 1.0
+    restart_s: float = 60.0
+    restart_per_gpu_s: float | None = None
+    kind: str = "auto"
+    steps: float = 1.0
+    until_s: float | None = None
+    checks_all: bool = False
+    drops_unplaceable: bool = False
+
+    @property
+    def costs(self) -> SimCosts:
+        """What changes take: all in one, from the launch to the first step."""
+        restart: RestartCost = ConstantRestart(first_s=self.restart_s, again_s=self.restart_s)
+        if self.restart_per_gpu_s is not None:
+            restart = PerGpuRestart(per_gpu_s=self.restart_per_gpu_s, most_s=self.restart_s)
+        return SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0)
+
+    @property
+    def is_rigid(self) -> bool | None:
+        """Whether jobs get what they ask for; None leaves it to the policy."""
+        return None if self.kind == "auto" else self.kind == "rigid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Files that were read, and options.
+
+    Args:
+        digests: SHA-256 of each file, by what it is.
+    """
+
+    trace: Trace
+    cluster: Cluster
+    table: TableGrids | None
+    mapping: WorkloadMapping | None
+    options: ReplayOptions
+    digests: Mapping[str, str]
+
+    @property
+    def draws(self) -> bool:
+        """Whether a seed makes a difference."""
+        return self.mapping is not None or self.options.lengths == "predicted"
+
+    def identity(self) -> dict[str, Any]:
+        """Return what sets this study apart from others, as JSON."""
+        return {"files": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What a seed makes of the inputs.
+
+    Args:
+        trace: The jobs that are replayed, with the account of all others.
+        unplaceable_count: Jobs that no group of the cluster can run, left out.
+        changed_count: Jobs that ask for another GPU type or count than the trace says.
+    """
+
+    scenario: Scenario
+    trace: Trace
+    unplaceable_count: int
+    changed_count: int
+
+
+def read_inputs(trace: Trace, *, cluster_file: str, grids: str, mapping: str | None, options: ReplayOptions) -> Inputs:
+    """Read the files beside the trace.
+
+    Raises:
+        UserError: One of them cannot be read, or they do not go together.
+    """
+    cluster_text = read_text(cluster_file, command="replay")
+    digests = {"trace": trace.source.sha256, "cluster": _sha256(cluster_text)}
+    table = found = None
+    if grids != PLANNER:
+        text = _large_text(grids)
+        table, digests["table"] = parse_table(text, source=grids), _sha256(text)
+    if mapping is not None:
+        found = _mapping(mapping)
+        digests["mapping"] = found.digest
+    inputs = Inputs(
+        trace=trace,
+        cluster=parse_cluster(cluster_text, source=cluster_file),
+        table=table,
+        mapping=found,
+        options=options,
+        digests=digests,
+    )
+    _check(inputs)
+    return inputs
+
+
+def _check(inputs: Inputs) -> None:
+    names_workloads = any(job.workload is not None for job in inputs.trace.jobs)
+    file = inputs.trace.source.file
+    if inputs.table is not None and inputs.mapping is None and not names_workloads:
+        raise UserError(
+            f"{file} names no workloads, so that --grids {inputs.table.name} says nothing of its jobs",
+            fix="say what they train with --mapping default (or a FILE), or leave out --grids: "
+            "each job then runs as long as in the trace, on as many GPUs",
+        )
+    if inputs.mapping is not None and inputs.table is None:
+        raise UserError(
+            "--mapping gives jobs workloads by name, and nothing says how fast those are",
+            fix="give their measurements with --grids TABLE",
+        )
+    if inputs.table is None and names_workloads:
+        raise UserError(
+            f"{file} names workloads, and nothing says how fast those are",
+            fix="give their measurements with --grids TABLE",
+        )
+
+
+def _mapping(name: str) -> WorkloadMapping:
+    from arena_traces.mapping import default_mapping, parse_mapping
+
+    if name == DEFAULT_MAPPING:
+        return default_mapping()
+    return parse_mapping(read_text(name, command="replay"), source=name)
+
+
+def _large_text(name: str) -> str:
+    try:
+        with Path(name).open("rb") as file:
+            data = file.read(TABLE_BYTES_MAX + 1)
+        if len(data) > TABLE_BYTES_MAX:
+            raise UserError(f"{name} is larger than {TABLE_BYTES_MAX // 1024**2} MiB", why="a table is no trace")
+        return data.decode("utf-8")
+    except OSError as error:
+        fix = f"--grids is {PLANNER}, or a file with step times (arena/cli/replay.md)"
+        raise UserError(f"cannot read {name}", why=str(error.strerror), fix=fix) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is no UTF-8 text", why=f"byte {error.start}: {error.reason}") from error
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def grids_of(inputs: Inputs) -> ReplayGrids:
+    """Return where grids come from."""
+    return ReplayGrids(planner=PlannerGridSource(gpu_types=inputs.cluster.gpu_types), table=inputs.table)
+
+
+def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
+    """Return the jobs that a seed makes of a trace.
+
+    Raises:
+        UserError: A job can run nowhere, or nothing says how fast or how long it is.
+    """
+    from arena_traces.mapping import with_workloads
+    from arena_traces.parts import from_zero
+
+    options, shape = inputs.options, inputs.cluster.shape
+    trace = inputs.trace
+    if inputs.mapping is not None:
+        trace = with_workloads(trace, inputs.mapping, seed=seed)
+    asking = Asking(grids=grids, shape=shape, step_share=options.steps, specs=trace.spec_by_job)
+    asked, unplaceable = parted(map(asking.asked, trace.jobs))
+    if unplaceable:
+        trace = _without(trace, unplaceable, inputs)
+    trace = from_zero(_loaded(trace, asked, inputs))
+    by_id = {one.job.job_id: one for one in asked}
+    jobs = tuple(replace(by_id[job.job_id], job=job) for job in trace.jobs)
+    scenario = Scenario(
+        jobs=jobs,
+        shape=shape,
+        grids=grids,
+        costs=options.costs,
+        lengths=_lengths(options, trace.jobs, seed),
+        is_rigid=options.is_rigid,
+        until_s=math.inf if options.until_s is None else options.until_s,
+        checks_all=options.checks_all,
+    )
+    return Prepared(
+        scenario=scenario,
+        trace=trace,
+        unplaceable_count=len(unplaceable),
+        changed_count=sum(not one.is_as_traced for one in jobs),
+    )
+
+
+def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs) -> Trace:
+    if not inputs.options.drops_unplaceable or len(unplaceable) == len(trace.jobs):
+        listed = "; ".join(f"{one.job.job_id} (line {one.job.row}): {one.why}" for one in unplaceable[:_NAMED_MAX])
+        more = ", ..." if len(unplaceable) > _NAMED_MAX else ""
+        raise UserError(
+            f"{len(unplaceable):,} of {len(trace.jobs):,} jobs can run nowhere on this cluster",
+            why=listed + more,
+            fix="make the cluster larger, or leave such jobs out with --drop-unplaceable",
+        )
+    gone = {one.job.job_id for one in unplaceable}
+    accounting = trace.accounting
+    return replace(
+        trace,
+        jobs=tuple(job for job in trace.jobs if job.job_id not in gone),
+        accounting=replace(
+            accounting,
+            job_count=accounting.job_count - len(gone),
+            left_out_count=accounting.left_out_count + len(gone),
+        ),
+        draws=tuple(draw for draw in trace.draws if draw.job_id not in gone),
+        spec_by_job={job_id: spec for job_id, spec in trace.spec_by_job.items() if job_id not in gone},
+        changes=(*trace.changes, f"left out {len(gone):,} jobs that no group of the cluster can run"),
+    )
+
+
+def _loaded(trace: Trace, asked: tuple[Asked, ...], inputs: Inputs) -> Trace:
+    """Return the trace with the wished load; where it states no duration, by the time of the steps on what is asked."""
+    from arena_traces.parts import with_offered_load
+
+    if inputs.options.load is None:
+        return trace
+    by_id = {one.job.job_id: one for one in asked}
+
+    def gpu_seconds(job: TraceJob) -> float:
+        if job.duration_s is not None:
+            return job.duration_s * job.gpu_count * inputs.options.steps
+        return by_id[job.job_id].alone_s * by_id[job.job_id].gpu_count
+
+    gpu_count = inputs.cluster.shape.gpu_count
+    return with_offered_load(trace, inputs.options.load, gpu_count=gpu_count, gpu_seconds=gpu_seconds)
+
+
+def _lengths(options: ReplayOptions, jobs: tuple[TraceJob, ...], seed: int) -> Lengths:
+    if options.lengths != "predicted":
+        return Lengths(is_told=options.lengths == "true")
+    return Lengths(factor_by_job={job.job_id: length_factor(options, job, seed) for job in jobs})
+
+
+def length_factor(options: ReplayOptions, job: TraceJob, seed: int) -> float:
+    """Return by which a job's length is predicted wrong: log-normal, median 1, drawn by seed and row alone."""
+    from arena_traces.mapping import uniform_number
+
+    number = uniform_number(seed, job.row, purpose="length") + _HALF_BIT
+    return math.exp(options.length_sigma * NormalDist().inv_cdf(min(number, 1 - _HALF_BIT)))

@@ -1,0 +1,112 @@
+"""A study as one HTML file that needs no other: tables, pictures, the account of the trace, and how to repeat it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+from string import Template
+
+from arena.cli.replay_pictures import cdf_png, gantt_png, series_png
+from arena.cli.replay_results import Study
+from arena.cli.replay_tables import TextTable, tables_of
+
+_PAGE = Template("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 0.5em 0; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.15em 0.7em; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+h2 { margin-top: 2em; } h3 { margin: 1.5em 0 0; } img { max-width: 100%; } pre { background: #f6f6f6; padding: 0.7em;
+white-space: pre-wrap; overflow-wrap: anywhere; } td.text { text-align: left; } .note { color: #666; }
+.wide { overflow-x: auto; }
+</style></head><body><h1>$title</h1>
+$body
+</body></html>
+""")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What a report says beside the results.
+
+    Args:
+        title: Of the page.
+        gpu_count: GPUs of the cluster.
+        account: What became of the rows of the trace, as (what, value).
+        defects: Dropped and repaired rows.
+        repeat: What is needed to do it again, as (what, value).
+    """
+
+    title: str
+    gpu_count: int
+    account: tuple[tuple[str, str], ...]
+    defects: TextTable | None
+    repeat: tuple[tuple[str, str], ...]
+
+
+def report_html(study: Study, about: About) -> str:
+    """Return the whole page."""
+    parts = [
+        "<h2>Results</h2>",
+        *(_table(table) for table in tables_of(study)),
+        "<h2>Completion times</h2>",
+        _image("Share of the jobs that are done within a time, all seeds", cdf_png(study)),
+        "<h2>The cluster over time</h2>",
+        _image(
+            f"GPUs held, of {about.gpu_count:,}; first seed",
+            series_png(study, "busy_gpus", "GPUs held", limit=about.gpu_count),
+        ),
+        _image(
+            "Throughput: the sum over running jobs of their speed, 1 on what they asked for; first seed",
+            series_png(study, "speed", "jobs' worth of speed"),
+        ),
+        "<h2>Who had which GPU</h2>",
+        *(_gantt(study, policy) for policy in study.policies),
+        "<h2>The trace</h2>",
+        _pairs(about.account),
+        _table(about.defects) if about.defects is not None else "<p>No row was dropped or repaired.</p>",
+        "<h2>To repeat it</h2>",
+        _pairs(about.repeat),
+        _digests(study),
+    ]
+    return _PAGE.substitute(title=escape(about.title), body="\n".join(parts))
+
+
+def _gantt(study: Study, policy: str) -> str:
+    run = study.runs_of(policy)[0]
+    jobs = {bar["job_id"] for bar in run["bars"]}
+    text = f"{policy}, first seed: {len(jobs):,} jobs on {len(run['rows']):,} GPUs; hatched: start and load"
+    return _image(text, gantt_png(run)) if run["bars"] else f"<p>{escape(policy)}: nothing ran on the GPUs shown.</p>"
+
+
+def _digests(study: Study) -> str:
+    rows = tuple((run["policy"], str(run["seed"]), run["policy_version"], run["digest"]) for run in study.runs)
+    return _table(TextTable(title="Digests of runs", columns=("POLICY", "SEED", "VERSION", "DIGEST"), rows=rows))
+
+
+def _table(table: TextTable) -> str:
+    head = _row("th", table.columns)
+    rows = "\n".join(_row("td", row) for row in table.rows)
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    body = f'<div class="wide"><table><thead>{head}</thead><tbody>\n{rows}\n</tbody></table></div>'
+    return f"<h3>{escape(table.title)}</h3>\n{body}{note}"
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> str:
+    items = "".join(f"<tr><td>{escape(name)}</td><td class='text'>{_long(value)}</td></tr>" for name, value in pairs)
+    return f"<table>{items}</table>"
+
+
+def _long(value: str) -> str:
+    return f"<pre>{escape(value)}</pre>" if len(value) > 80 else escape(value)
+
+
+def _image(text: str, png: bytes) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    return f'<p>{escape(text)}</p><img alt="{escape(text)}" src="data:image/png;base64,{data}">'

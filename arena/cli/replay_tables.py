@@ -1,0 +1,150 @@
+"""Results of a study as tables, for the terminal and for the report. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from arena.cli.quoting import escaped
+from arena.cli.replay_results import RATIO_FIGURES, Study
+from arena.cli.words import NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextTable:
+    """A table of texts.
+
+    Args:
+        title: A line above it.
+        note: A line below it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Column:
+    """A column: its heading, the figure, its form, and by what the figure is multiplied."""
+
+    heading: str
+    figure: str
+    form: str = ",.0f"
+    factor: float = 1.0
+
+
+_TIMES = (
+    _Column(heading="AVG_JCT", figure="avg_jct_s"),
+    _Column(heading="P50", figure="p50_jct_s"),
+    _Column(heading="P99", figure="p99_jct_s"),
+    _Column(heading="SLOWDOWN", figure="avg_bounded_slowdown", form=",.2f"),
+    _Column(heading="QUEUE", figure="queue_s"),
+    _Column(heading="MAKESPAN", figure="makespan_s"),
+)
+_COSTS = (
+    _Column(heading="GPU_HOURS", figure="gpu_hours", form=",.1f"),
+    _Column(heading="LOST%", figure="lost_share", form=".1f", factor=100.0),
+    _Column(heading="UTIL%", figure="utilisation", form=".1f", factor=100.0),
+    _Column(heading="RESTARTS", figure="restarts_per_job", form=".2f"),
+    _Column(heading="UNFAIR%", figure="unfair_share", form=".1f", factor=100.0),
+    _Column(heading="RHO_MAX", figure="rho_max", form=",.1f"),
+)
+_ONLY_WHOLE = (_Column(heading="DECISION_MS", figure="decision_ms_p99", form=",.2f"),)
+_RATIO_HEADINGS = {
+    "avg_jct_s": "AVG_JCT",
+    "p50_jct_s": "P50",
+    "p99_jct_s": "P99",
+    "avg_bounded_slowdown": "SLOWDOWN",
+    "makespan_s": "MAKESPAN",
+    "gpu_hours": "GPU_HOURS",
+}
+FIGURES_NOTE = (
+    "times in seconds; RESTARTS per job; UNFAIR%: jobs with finish-time fairness rho above 1; DECISION_MS: p99"
+)
+
+
+def tables_of(study: Study) -> list[TextTable]:
+    """Return all tables of a study."""
+    found = [_figures_table(study, "whole", "ALL JOBS, whole run")]
+    if study.runs[0]["window"] is not None:
+        window = study.runs[0]["window"]
+        title = f"STEADY WINDOW of seed {study.runs[0]['seed']}: jobs submitted from {window['from_s']:,.0f} "
+        found.append(_figures_table(study, "steady", f"{title}to {window['to_s']:,.0f} s"))
+    found.append(_sizes_table(study))
+    if any((study.mean(policy, "whole", "deadline_count") or 0) > 0 for policy in study.policies):
+        found.append(_deadline_table(study))
+    if len(study.policies) > 1:
+        found.append(_ratios_table(study))
+    return found
+
+
+def _figures_table(study: Study, scope: str, title: str) -> TextTable:
+    columns = (*_TIMES, *_COSTS, *(_ONLY_WHOLE if scope == "whole" else ()))
+    rows = tuple(
+        (
+            escaped(policy),
+            _count(study, policy, scope, "job_count"),
+            _count(study, policy, scope, "unfinished_count"),
+            *(_cell(study.mean(policy, scope, one.figure), one) for one in columns),
+        )
+        for policy in study.policies
+    )
+    headings = ("POLICY", "JOBS", "UNFINISHED", *(one.heading for one in columns))
+    seeds = f"; means over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
+    return TextTable(title=title, columns=headings, rows=rows, note=FIGURES_NOTE + seeds if scope == "whole" else "")
+
+
+def _count(study: Study, policy: str, scope: str, figure: str) -> str:
+    value = study.mean(policy, scope, figure)
+    return NOTHING if value is None else f"{value:,.6g}" if value % 1 else f"{value:,.0f}"
+
+
+def _cell(value: float | None, column: _Column) -> str:
+    return NOTHING if value is None else format(value * column.factor, column.form)
+
+
+def _sizes_table(study: Study) -> TextTable:
+    by_policy = {policy: study.p99_by_size(policy, "whole") for policy in study.policies}
+    classes = sorted({name for found in by_policy.values() for name in found}, key=_low)
+    rows = tuple(
+        (escaped(policy), *(f"{found[name]:,.0f}" if name in found else NOTHING for name in classes))
+        for policy, found in by_policy.items()
+    )
+    return TextTable(title="P99 OF JCT (s) by GPUs asked for", columns=("POLICY", *classes), rows=rows)
+
+
+def _low(name: str) -> int:
+    return int(name.rstrip("+").split("-")[0])
+
+
+def _deadline_table(study: Study) -> TextTable:
+    rows = []
+    for policy in study.policies:
+        total, met = (study.mean(policy, "whole", f"deadline_{one}") or 0.0 for one in ("count", "met_count"))
+        rows.append((escaped(policy), f"{total:,.6g}", f"{met:,.6g}", f"{100 * met / total:.1f}" if total else NOTHING))
+    return TextTable(title="DEADLINES", columns=("POLICY", "JOBS", "MET", "MET%"), rows=tuple(rows))
+
+
+def _ratios_table(study: Study) -> TextTable:
+    rows = tuple(
+        (escaped(policy), *(_ratio_text(study.ratios(policy, "whole")[name]) for name in RATIO_FIGURES))
+        for policy in study.policies[1:]
+    )
+    note = "95 % paired bootstrap over seeds" if len(study.seeds) > 1 else "no intervals: they need --seeds 2 or more"
+    headings = ("POLICY", *(_RATIO_HEADINGS[name] for name in RATIO_FIGURES))
+    return TextTable(title=f"RATIO TO {escaped(study.policies[0])}", columns=headings, rows=rows, note=note)
+
+
+def _ratio_text(ratio: dict[str, float | None] | None) -> str:
+    if ratio is None:
+        return NOTHING
+    if ratio["low"] is None or ratio["high"] is None:
+        return f"{ratio['value']:.3f}"
+    return f"{ratio['value']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def numbers(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the headings of numbers: all but the first."""
+    return tuple(columns[1:])
