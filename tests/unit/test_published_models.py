@@ -157,6 +157,10 @@ EXACT = {
         331_196_416,
     ),
     "facebook/opt-30b": (opt(48, 7168, 56), 29_974_540_288),
+    "bigcode/starcoderbase": (
+        gpt2(40, 6144, 48, model_type="gpt_bigcode", vocab_size=49152, n_positions=8192, n_inner=24576),
+        15_517_456_384,
+    ),
     "EleutherAI/gpt-neo-2.7B": (GPT_NEO_2_7B, 2_651_307_520),
     "google-t5/t5-base": (t5(12, 768, 12, 64, 3072), 222_903_552),
     "google-t5/t5-3b": (t5(24, 1024, 32, 128, 16384), 2_851_598_336),
@@ -194,6 +198,14 @@ def test_bert_lacks_only_its_token_types(shape: tuple[int, int, int], published:
     """google-bert/bert-base-uncased and bert-large-uncased with their head for masked tokens."""
     cost = model_cost(spec_of(bert(*shape)))
     assert cost.parameter_count == published - 2 * shape[1]
+
+
+def test_roberta_lacks_only_its_one_token_type() -> None:
+    """FacebookAI/roberta-base with its head for masked tokens."""
+    config = {**bert(12, 768, 12), "model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514}
+    spec = spec_of(config)
+    assert spec.seq_len == 512
+    assert model_cost(spec).parameter_count == 124_697_433 - 768
 
 
 @pytest.mark.parametrize(("shape", "published"), [((12, 768, 12), 86_567_656), ((24, 1024, 16), 304_326_632)])

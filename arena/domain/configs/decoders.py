@@ -29,6 +29,12 @@ def gpt2(config: ConfigFile) -> Fields:
     return with_variant(fields, activation=_unusual(activation, "gelu"))
 
 
+def gpt_bigcode(config: ConfigFile) -> Fields:
+    """StarCoder: a GPT-2 whose heads share one key and one value."""
+    shared = {"kv_heads": 1} if config.get("multi_query", True) else {}
+    return {**gpt2(config), **shared}
+
+
 def gpt_neo(config: ConfigFile) -> Fields:
     """GPT-Neo: every other layer looks back on a window; queries, keys and values have no biases."""
     activation = config.one_of("activation_function", ("gelu_new", *GELU), RELU)

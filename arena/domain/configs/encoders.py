@@ -27,6 +27,21 @@ def bert(config: ConfigFile) -> Fields:
     return with_variant(fields, activation=None if activation == "gelu" else activation)
 
 
+def roberta(config: ConfigFile) -> Fields:
+    """RoBERTa: a BERT with two more positions than tokens."""
+    fields, positions = bert(config), config.required("max_position_embeddings")
+    if type(positions) is not int or positions < 3:
+        text = f"{config.source} has max_position_embeddings {positions!r}"
+        raise SpecError(text, why="the first two stand for no token, so at least 3 are needed")
+    return with_variant({**fields, "seq_len": positions - 2}, position_count=positions)
+
+
+def mt5(config: ConfigFile) -> Fields:
+    """Multilingual T5: version 1.1."""
+    usual = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+    return t5(ConfigFile(values={**usual, **config.values}, source=config.source))
+
+
 def t5(config: ConfigFile) -> Fields:
     """T5 in both versions: with ReLU, or gated (1.1)."""
     kinds: dict[Any, tuple[str | None, bool | None]] = {
