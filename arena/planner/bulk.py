@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.domain.job import TrainSpec
-from arena.planner.candidates import Candidates, Flags, Floats, Ints
+from arena.planner.candidates import Candidates, Floats, Ints
 from arena.planner.compute import PartTimes
 from arena.planner.cost import Estimates, Timing, estimates_of, timing
 from arena.planner.holdings import holdings
@@ -132,16 +132,21 @@ def priced(
     train: TrainSpec,
     places: Sequence[tuple[Place, tuple[int, int]]],
     memories: Memories,
-    fits: Sequence[Flags],
+    usable_bytes: Sequence[float],
 ) -> Priced:
     """Time the plans that fit.
 
     Args:
         places: All of one memory kind, with their ranges of layouts.
-        fits: Whether each layout fits, for each place.
+        usable_bytes: What a plan may fill of a GPU, for each place.
     """
     where = tuple(place for place, _ in places)
-    picks = [one for index in range(len(memories.batches)) if (one := _picks(index, memories, places, fits))]
+    spans = np.array([span for _, span in places])
+    picks = [
+        one
+        for index, batch in enumerate(memories.batches)
+        if (one := _picks(index, batch, memories.peaks[batch.rows], (spans, usable_bytes)))
+    ]
     network, model = Network.of(where), model_cost(train.model, operators_of(where[0].gpu_type))
     times = _part_times(train, network, model, [one.candidates for one in picks]) if picks else {}
     timings = {one.batch: timing(train, network, one.candidates, model, part_times=times) for one in picks}
@@ -161,15 +166,16 @@ def priced(
     )
 
 
-def _picks(
-    index: int, memories: Memories, places: Sequence[tuple[Place, tuple[int, int]]], fits: Sequence[Flags]
-) -> _Picks | None:
-    batch = memories.batches[index]
-    bounds = np.searchsorted(batch.rows, [span for _, span in places]).tolist()
-    fitting = {id(fit): fit[batch.rows] for fit in fits}
-    found = [
-        start + np.flatnonzero(fitting[id(fit)][start:end]) for (start, end), fit in zip(bounds, fits, strict=True)
-    ]
+def _picks(index: int, batch: Batch, peaks: Floats, wanted: tuple[Ints, Sequence[float]]) -> _Picks | None:
+    """Return the layouts of a batch that fit on places with some ranges and memory."""
+    spans, usable_bytes = wanted
+    found: list[Ints] = [np.zeros(0, dtype=np.int64)] * len(spans)
+    for size in sorted(set(usable_bytes)):
+        fitting = np.flatnonzero(peaks <= size)
+        bounds = np.searchsorted(batch.rows[fitting], spans).tolist()
+        for position, (start, end) in enumerate(bounds):
+            if usable_bytes[position] == size:
+                found[position] = fitting[start:end]
     picked = np.concatenate(found)
     if not len(picked):
         return None
@@ -182,3 +188,9 @@ def _part_times(
     train: TrainSpec, network: Network, model: ModelCost, several: Sequence[Candidates]
 ) -> dict[str, PartTimes]:
     return {gpu_type.name: PartTimes.of(model, train, gpu_type, several) for gpu_type in network.gpu_types}
+
+
+def evaluated(train: TrainSpec, places: Sequence[tuple[Place, tuple[int, int]]], batches: tuple[Batch, ...]) -> Priced:
+    """Price memory and time of all layouts of places of one memory kind, whether they fit or not."""
+    memories = Memories.of(train, places[0][0], batches)
+    return priced(train, places, memories, [np.inf] * len(places))

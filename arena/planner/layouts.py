@@ -147,6 +147,7 @@ class LayoutSpace:
         kinds: list[int] = []
         options = _Options()
         of_degrees: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+        splits: dict[int, tuple[int, ...]] = {}
         spans: dict[tuple[int, ...], tuple[int, int]] = {}
         keys = [(group.gpu_count, *self._tensor_parallel_degrees(group)) for group in groups]
         for key in keys:
@@ -155,7 +156,8 @@ class LayoutSpace:
             start = len(rows)
             for dp, tp, pp in sorted(self._degrees(key[0], key[1:]), key=lambda one: one[2]):
                 if (dp, pp) not in of_degrees:
-                    of_degrees[dp, pp] = list(self._schedules(dp, pp))
+                    splits[pp] = splits.get(pp) or self._splits(pp)
+                    of_degrees[dp, pp] = list(self._schedules(dp, pp, splits[pp]))
                 found = of_degrees[dp, pp]
                 rows += [(dp, tp, pp, *rest) for rest in found]
                 kinds += [options.kind(self._options(dp, tp))] * len(found)
@@ -215,7 +217,7 @@ class LayoutSpace:
         recompute = (0, 2) if self.train.model.family is ModelFamily.WIDE_RESNET else (0, 1, 2)
         return self._zero_stages(dp), recompute, self._sequence_parallel(tp), self._expert_degrees(dp)
 
-    def _schedules(self, dp: int, pp: int) -> Iterator[tuple[int, int, int, int]]:
+    def _schedules(self, dp: int, pp: int, splits: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
         """Yield schedule, chunks per rank, split and micro-batch size; without a pipeline schedules are alike."""
         sizes = self._micro_batch_sizes(dp, pp)
         if pp == 1:
@@ -224,7 +226,7 @@ class LayoutSpace:
         for name in sorted(set(self.limits.schedules)) or DEFAULT_SCHEDULES:
             schedule = _SCHEDULES.index(Schedule(name))
             if name != "interleaved":
-                for split in self._splits(pp):
+                for split in splits:
                     yield from ((schedule, 1, split, size) for size in sizes)
             elif chunks := self._chunk_counts(pp):
                 whole = [size for size in sizes if micro_batch_count(self.train.global_batch, dp, size) % pp == 0]

@@ -137,13 +137,11 @@ class _Table:
         return by_kind.values()
 
     def _priced(self, members: Sequence[int], memories: Memories) -> Priced:
-        sizes = {self.places[index].gpu_type.memory_bytes for index in members}
-        fits = {size: memories.peaks <= USABLE_SHARE * size for size in sorted(sizes)}
         return priced(
             self.search.train,
             [(self.places[index], self.table.ranges[index]) for index in members],
             memories,
-            [fits[self.places[index].gpu_type.memory_bytes] for index in members],
+            [USABLE_SHARE * self.places[index].gpu_type.memory_bytes for index in members],
         )
 
     def _cells_of(self, members: Sequence[int], plans: Priced) -> Mapping[int, Cell | Reason]:
