@@ -48,32 +48,32 @@ _HOST_SHARE = 0.76
 class Calibration:
     """The constants by name."""
 
-    product_share_volta: float = _constant(0.553, "of the peak, large product", _RUNS, prior=0.72)
-    product_share_ampere: float = _constant(0.7443, "of the peak, large product", _RUNS, prior=0.72)
-    product_share_hopper: float = _constant(0.5686, "of the peak, large product", _RUNS, prior=0.72)
+    product_share_volta: float = _constant(0.5731, "of the peak, large product", _RUNS, prior=0.72)
+    product_share_ampere: float = _constant(0.7405, "of the peak, large product", _RUNS, prior=0.72)
+    product_share_hopper: float = _constant(0.5606, "of the peak, large product", _RUNS, prior=0.72)
     product_share_blackwell: float = _constant(0.65, "of the peak, large product", _RUNS)
     product_bandwidth_share: float = _constant(0.77, "of the memory bandwidth", _PRODUCTS)
-    tiling_share: float = _constant(0.4851, "of the loss to unfilled waves of tiles that remains", _RUNS, prior=0.5)
-    flash_share: float = _constant(0.3776, "of a large product's rate", _RUNS, prior=0.5)
-    stored_share: float = _constant(0.5593, "of a large product's rate", _RUNS, prior=0.5)
-    odd_head_share: float = _constant(0.09122, "of the rate, head size no multiple of 8", _RUNS, prior=0.25)
-    activation_passes: float = _constant(2.391, "reads and writes of each kept activation, forward", _RUNS, prior=2.0)
+    tiling_share: float = _constant(0.5143, "of the loss to unfilled waves of tiles that remains", _RUNS, prior=0.5)
+    flash_share: float = _constant(0.3733, "of a large product's rate", _RUNS, prior=0.5)
+    stored_share: float = _constant(0.4568, "of a large product's rate", _RUNS, prior=0.5)
+    odd_head_share: float = _constant(0.1127, "of the rate, head size no multiple of 8", _RUNS, prior=0.25)
+    activation_passes: float = _constant(2.343, "reads and writes of each kept activation, forward", _RUNS, prior=2.0)
     launch_times: float = _constant(
-        22.05, "launch latencies of the host for a kernel of the model's list", _RUNS, prior=10.0
+        20.36, "launch latencies of the host for a kernel of the model's list", _RUNS, prior=10.0
     )
-    waited_launch_times: float = _constant(50.5, "the same where the host waits for each kernel", _RUNS, prior=30.0)
+    waited_launch_times: float = _constant(47.73, "the same where the host waits for each kernel", _RUNS, prior=30.0)
     link_share: float = _constant(0.72, "of the nominal link bandwidth", _COLLECTIVES)
     bus_share: float = _constant(
-        0.3608, "of the nominal bandwidth of links over PCIe, through the host", _RUNS, prior=0.36
+        0.3525, "of the nominal bandwidth of links over PCIe, through the host", _RUNS, prior=0.36
     )
-    network_share: float = _constant(0.396, "of the nominal network bandwidth", _RUNS, prior=0.6)
+    network_share: float = _constant(0.4074, "of the nominal network bandwidth", _RUNS, prior=0.6)
     network_crowding: float = _constant(
-        0.01001, "loss of network bandwidth for each doubling of the nodes", _RUNS, prior=0.02
+        0.01818, "loss of network bandwidth for each doubling of the nodes", _RUNS, prior=0.02
     )
     collective_latencies: float = _constant(4, "link latencies of a collective", _COLLECTIVES)
-    hop_latencies: float = _constant(3.776, "latencies of each rank in a ring", _RUNS, prior=4.0)
+    hop_latencies: float = _constant(3.707, "latencies of each rank in a ring", _RUNS, prior=4.0)
     send_times: float = _constant(0.5, "of what a send would take at the rate of collectives", _SENDS)
-    unhidden_share: float = _constant(0.1485, "of the collectives that is never hidden", _RUNS, prior=0.1)
+    unhidden_share: float = _constant(0.1127, "of the collectives that is never hidden", _RUNS, prior=0.1)
     rank_context_bytes: float = _constant(
         4.1e9,
         "bytes of context, libraries, communication buffers and fragments on a GPU among others",
