@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import ceil, inf, log2
 
 from arena.domain.cluster import GpuType
-from arena.domain.job import ModelFamily, TrainSpec
+from arena.domain.job import TrainSpec
 from arena.domain.micro_batches import micro_batches
 from arena.domain.parallel import ParallelPlan, Recompute, Schedule, even_split
 from arena.planner.activations import Kept, Operators, Spread
@@ -497,7 +497,7 @@ def _exchange(stage: _Stage, kept: float, in_flight: float) -> float:
     sums = together * each.gradients
     sent = max(together * each.weights + sums, sums * (1.0 + stage.share / total + copies))
     part = together / total
-    if stage.train.model.family is ModelFamily.WIDE_RESNET:
+    if len([one for one in stage.pipeline.model.parts if one.is_layer]) > 1:
         part = float(int(part))
     return max(sent - part * kept, 0.0)
 

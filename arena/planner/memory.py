@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.domain.cluster import GpuType
-from arena.domain.job import ModelFamily, TrainSpec
+from arena.domain.job import TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute
 from arena.planner.activations import Kept, Operators, Spread
 from arena.planner.calibration import CALIBRATION
@@ -134,7 +134,7 @@ def memory_by_stage(
         activations=in_flight + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates, implementation),
-        exchange=np.maximum(exchange - _freed(train, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
+        exchange=np.maximum(exchange - _freed(model, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
         context=np.where(candidates.stage_mask, context, 0.0),
     )
 
@@ -160,16 +160,16 @@ def _context(gpu_type: GpuType, candidates: Candidates) -> Floats:
 
 
 def _freed(
-    train: TrainSpec, candidates: Candidates, held: Holdings, together: Floats, *, kept: Floats, in_flight: Floats
+    model: ModelCost, candidates: Candidates, held: Holdings, together: Floats, *, kept: Floats, in_flight: Floats
 ) -> Floats:
     """Return the activations that are gone when gradients are on their way.
 
     Under ZeRO-1 all, as the step's backward passes are over. Else those of the unit, for one micro-batch: of layers
-    that are alike their share of the parameters; blocks that differ hold many of one or of the other, so that there
+    that are alike their share of the parameters; layers that differ hold many of one or of the other, so that there
     only a unit that is the whole stage is certain.
     """
     share = np.divide(together, held.total, out=np.zeros(kept.shape), where=held.total > 0)
-    if train.model.family is ModelFamily.WIDE_RESNET:
+    if sum(part.is_layer for part in model.parts) > 1:
         share = np.floor(share)
     freed: Floats = np.where(candidates.zero[:, None] == 1, in_flight, share * kept)
     return freed
