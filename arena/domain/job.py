@@ -280,8 +280,11 @@ class TrainSpec(Model):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens (patches of a ViT, images of a Wide-ResNet) consumed by one optimizer step."""
-        return self.global_batch * self.model.sequence_length
+        """Tokens (patches of a ViT, images of a Wide-ResNet) consumed by one optimizer step; a T5's on both sides."""
+        positions = self.model.sequence_length
+        if self.model.family is ModelFamily.T5:
+            positions += self.model.target_len or positions
+        return self.global_batch * positions
 
 
 class CommandSpec(Model):
