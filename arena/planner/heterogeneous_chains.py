@@ -222,13 +222,13 @@ class Master:
     price: Floats
 
 
-def most_work(counts: Ints, gpus: Floats, stock: Ints) -> Master:
+def most_work(counts: Ints, gpus: Floats, stock: Ints | Floats) -> Master:
     """Return how to do the most micro-batches: maximise counts x n subject to gpus' n <= stock, by the simplex method.
 
     Ties go to the lowest index (Bland), so that it ends.
     """
     rows, size = len(stock), len(counts)
-    scale = np.maximum(stock, 1).astype(np.float64)
+    scale = np.where(stock > 0, stock, 1).astype(np.float64)
     body = np.concatenate((gpus.T / scale[:, None], np.eye(rows)), axis=1)
     right = stock / scale
     gain = np.concatenate((counts.astype(np.float64), np.zeros(rows)))
@@ -308,7 +308,7 @@ def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
             worth = even.astype(np.float64)
             found = _completed(chains, even, start, stock, worth=worth, time_s=time_s, need=replicas_min)
             if found is not None:
-                return replace(found, counts=np.full(len(found.counts), count, dtype=np.int64))
+                return replace(found, counts=np.full(len(found.counts), count, dtype=np.int64), time_s=time_s)
     return None
 
 
@@ -345,6 +345,7 @@ def _completed(
             replicas[at] -= drop
             missing += drop * int(counts[at])
     used = np.flatnonzero(replicas)
+    busy_s = chains.end_s(chains.after_s) + (counts - 1) * chains.slowest_s
     return Mix(
         table=chains.table,
         cuts=chains.cuts,
@@ -352,6 +353,6 @@ def _completed(
         replicas=replicas[used],
         counts=counts[used],
         slowest_s=chains.slowest_s[used],
-        time_s=time_s,
+        time_s=min(time_s, float(busy_s[used].max())),
         gpu_counts=(replicas @ chains.gpus).astype(np.int64),
     )

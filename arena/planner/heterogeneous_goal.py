@@ -48,6 +48,38 @@ class Goal:
             return float(self.gpu_price @ gpu_counts) - self.value(iter_time_s)
         return usd if self.is_cost else iter_time_s
 
+    def looks(self, times_s: Floats, usd_per_s: Floats, price: Floats) -> Floats:
+        """Return what the scores of plans are at the least, ``[t]``.
+
+        Args:
+            times_s: No plan is done before.
+            usd_per_s, price: What its GPUs cost at the least.
+        """
+        found: Floats = times_s
+        if self.value is not None:
+            found = price - np.array([self.value(float(time_s)) for time_s in times_s])
+        elif self.is_cost:
+            found = usd_per_s * times_s
+        limit = self.constraints.usd_per_step_max
+        is_over = times_s > self.constraints.iter_time_s_max
+        if limit is not None:
+            is_over |= usd_per_s * times_s > limit
+        return np.where(is_over, np.inf, found)
+
+    def caps(self, score: float, time_s: float) -> list[tuple[Floats, float]]:
+        """Return what GPUs cost at most in a plan that is better than a score and done after a time.
+
+        Each is a price of a GPU of each part, ``[g]``, and the most that all of them may cost.
+        """
+        found: list[tuple[Floats, float]] = []
+        if self.value is not None and self.gpu_price is not None:
+            found.append((self.gpu_price, score + self.value(time_s)))
+        elif self.is_cost:
+            found.append((self.usd_per_s, score / time_s))
+        if self.constraints.usd_per_step_max is not None:
+            found.append((self.usd_per_s, self.constraints.usd_per_step_max / time_s))
+        return found
+
     def bound_of_work(self, work_price: float, time_s_min: float) -> float:
         """Bound the score by the work: a GPU that computes for a time has to be paid for as long.
 

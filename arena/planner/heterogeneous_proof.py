@@ -25,11 +25,14 @@ class Proofs:
 
     Args:
         steps_max: How often prices are changed for one case.
+        caps: What GPUs may cost at most, beside being there: prices of a GPU of each part, and the sum.
+        prices: What proved something before: of a GPU of each part, then of what each cap allows.
         asked: How often a program or a linear program was asked.
     """
 
     stock: Ints
     steps_max: int
+    caps: list[tuple[Floats, float]] = field(default_factory=list)
     prices: list[Floats] = field(default_factory=list)
     known: dict[tuple[int, tuple[int, ...]], Chains | None] = field(default_factory=dict)
     asked: int = 0
@@ -45,21 +48,41 @@ class Proofs:
             if not cases:
                 return True
             self.asked += 1
-            slacks = program.slacks(cases, price)
+            slacks = program.slacks(cases, self._of_gpus(price))
             cases = [case for case, slack in zip(cases, slacks.tolist(), strict=True) if slack < 0]
         return all(self._is_case_proven(program, case, attempt) for case in cases)
 
+    @property
+    def _limits(self) -> Floats:
+        """GPUs of each part, then caps."""
+        return np.array([*self.stock, *(cap for _, cap in self.caps)], dtype=np.float64)
+
+    def _taken(self, chains: Chains) -> Floats:
+        """Return what chains take of the limits, ``[c, limits]``."""
+        return np.concatenate((chains.gpus, *(chains.gpus @ price[:, None] for price, _ in self.caps)), axis=1)
+
+    def _of_gpus(self, price: Floats) -> Floats:
+        """Return what a GPU of each part costs at prices of the limits."""
+        found = price[: len(self.stock)].copy()
+        for (each, _), own in zip(self.caps, price[len(self.stock) :].tolist(), strict=True):
+            found += own * each
+        return found
+
     def _first_prices(self, program: Program) -> list[Floats]:
-        return [*self.prices, self.normal(speeds(program))]
+        alone = [self._normal(row) for row in np.eye(len(self._limits))[len(self.stock) :]]
+        return [*(self._normal(price) for price in self.prices), self._normal(self._speeds(program)), *alone]
 
     def price(self, program: Program) -> Floats:
-        """Return the prices that proved something last; all GPUs together cost 1."""
-        return self._first_prices(program)[0]
+        """Return the prices of GPUs that proved something last; everything that there is costs 1."""
+        return self._of_gpus(self._first_prices(program)[0])
 
-    def normal(self, price: Floats) -> Floats:
-        """Scale prices so that all GPUs together cost 1."""
-        scaled: Floats = price / float(price @ self.stock)
+    def _normal(self, price: Floats) -> Floats:
+        scaled: Floats = price / float(price @ self._limits)
         return scaled
+
+    def _speeds(self, program: Program) -> Floats:
+        """Return prices in proportion to what a GPU of each part can do."""
+        return np.concatenate((speeds(program), np.zeros(len(self.caps))))
 
     def _keep(self, price: Floats) -> None:
         self.prices = [price, *self.prices][:_PRICES_KEPT]
@@ -88,11 +111,11 @@ class Proofs:
     def _is_cut_proven(self, program: Program, chains: Chains, time_s: float) -> bool:
         for counts in possible(chains, time_s, self.price(program)):
             self.asked += 1
-            master = most_work(counts, chains.gpus, self.stock)
+            master = most_work(counts, self._taken(chains), self._limits)
             if master.value >= program.table.need:
                 return False
             if master.price.any():
-                self._keep(self.normal(master.price))
+                self._keep(self._normal(master.price))
         return True
 
     def chains(self, program: Program, cuts: tuple[int, ...]) -> Chains | None:
@@ -105,11 +128,11 @@ class Proofs:
     def _is_priced_out(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
         need, pool = program.table.need, None
-        price = best = self.price(program)
+        price = best = self._first_prices(program)[0]
         best_slack = -np.inf
         for _ in range(self.steps_max):
             self.asked += 1
-            found = program.cheaper_chain(case, price)
+            found = program.cheaper_chain(case, self._of_gpus(price))
             if found is None:
                 self._keep(price)
                 return True
@@ -120,10 +143,10 @@ class Proofs:
             more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock))
             more = more.of_class(case.after_s, case.ending_s)
             pool = more if pool is None else pool.joined(more)
-            master = most_work(pool.counts(case.time_s), pool.gpus, self.stock)
+            master = most_work(pool.counts(case.time_s), self._taken(pool), self._limits)
             if master.value >= need:
                 return False
-            own = self.normal(master.price) if master.price.any() else self.normal(speeds(program))
+            own = self._normal(master.price if master.price.any() else self._speeds(program))
             price = (1 - _STEP) * best + _STEP * own
         return False
 
@@ -133,6 +156,11 @@ def speeds(program: Program) -> Floats:
     work = program.tp[:, None] * program.time_s
     least = np.array([work[program.part == part].min(initial=np.inf) for part in range(len(program.zone))])
     return np.where(np.isfinite(least), 1.0 / least, 0.0)
+
+
+def cheapest(program: Program, price: Floats) -> float:
+    """Return what the GPUs of a chain cost at the least."""
+    return float((price[program.part] * program.tp).min())
 
 
 def cut_evenly(layers: int, depths: tuple[int, ...], pp_max: int) -> Iterator[tuple[int, ...]]:

@@ -18,20 +18,24 @@ from arena.planner.heterogeneous_chains import (
     Chains,
     Mix,
     fill,
-    fill_cheaply,
     fill_equally,
 )
 from arena.planner.heterogeneous_goal import Goal
 from arena.planner.heterogeneous_judge import Judgement
+from arena.planner.heterogeneous_looks import Look, looks_of, times_between
 from arena.planner.heterogeneous_offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
-from arena.planner.heterogeneous_proof import Proofs, cut_evenly, speeds
+from arena.planner.heterogeneous_proof import Proofs, cheapest, cut_evenly, speeds
 from arena.planner.heterogeneous_tables import StageTable
 
 _SHARES = (0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.12, 0.18, 0.25, 0.4, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
 _SHARES_TRIED = 4
 _DEPTHS = (1, 2, 4, 8, 16)
-_GRID = 32
+_LOOKS_MAX = 40
+_RATIOS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
+"""How long a stretch of time is that is proven at once where money counts: until over from."""
+_STRETCHES_MAX = 60
+_SHARES_OF_MONEY = (0.0, 0.01, 0.025, 0.06, 0.15, 0.3, 0.5)
 _TIME_PRECISION = 1.0005
 _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
@@ -100,17 +104,49 @@ class Hunt:
             for table in tables
         ]
         self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max)
+        if self.goal.is_time:
+            self._hunt_for_time()
+            return self._result(self._time_bound())
+        if not self.goal.is_cost and self.goal.value is None:
+            self._hunt_for_time()
+        self._hunt_for_money()
+        bound = self._work_bound()
+        return self._result(bound if bound >= self._score_at(0) else max(bound, self._money_bound(bound)))
+
+    def _hunt_for_time(self) -> None:
         first: list[tuple[float, int, Mix]] = []
+        for program, cuts in self._pipelines():
+            if self._looks_tell:
+                first += self._looked_at(program, cuts, len(first), first)
+            else:
+                self._try(program, cuts)
+        self._judge_best(first, _JUDGED_FIRST)
+
+    def _hunt_for_money(self) -> None:
+        """Look at all pipelines and many times, then fill and judge what looks best until it looks worse than that."""
+        longest = [program.table.need * float(program.least_sum_s.min()) for program in self.programs]
+        first_s = min((float(program.least_sum_s.min()) for program in self.programs), default=np.inf)
+        if not np.isfinite(first_s):
+            return
+        times_s = times_between(first_s, min(max(one for one in longest if np.isfinite(one)), self._latest_s()))
+        looks: list[Look] = []
+        for program, cuts in self._pipelines():
+            levels = np.array([program.level(len(cuts) - 1, float(time_s)) for _, time_s in times_s])
+            for level in np.unique(levels).tolist():
+                for chains in self._chains(program, cuts, level):
+                    some = times_s[levels == level]
+                    looks += looks_of(chains, some, self.goal, self.proofs.price(program), len(looks))
+        for look in sorted(looks)[:_LOOKS_MAX]:
+            if look.score >= self.incumbent:
+                break
+            made = list(look.mixes(self.goal, self.stock))
+            self.mixes += len(made)
+            self._judge_best([(self._quick(mix), index, mix) for index, mix in enumerate(made)], _JUDGED_PER_CUT)
+
+    def _pipelines(self) -> Iterator[tuple[Program, tuple[int, ...]]]:
         for program in sorted(self.programs, key=self._promise):
             for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
-                if self._looks_tell:
-                    first += self._looked_at(program, cuts, len(first), first)
-                else:
-                    self._try(program, cuts)
-        self._judge_best(first, _JUDGED_FIRST)
-        if self.goal.is_time:
-            return self._result(self._time_bound())
-        return self._result(self._work_bound())
+                yield program, cuts
 
     @property
     def keys(self) -> list[PartKey]:
@@ -162,7 +198,8 @@ class Hunt:
         level = program.level(len(cuts) - 1, latest) if np.isfinite(latest) else 0
         found: list[tuple[float, int, Mix]] = []
         for chains in self._chains(program, cuts, level):
-            for mix in self._mixes(chains, self.proofs.price(program), latest):
+            mix = self._fastest(chains, self.proofs.price(program), latest)
+            if mix is not None:
                 self.mixes += 1
                 found.append((self._quick(mix), serial + len(found), mix))
         return found
@@ -186,20 +223,6 @@ class Hunt:
         for quick, _, mix in sorted(found, key=lambda one: one[:2])[:most]:
             if quick < self.incumbent:
                 self._judge(mix)
-
-    def _mixes(self, chains: Chains, price: Floats, latest: float) -> Iterator[Mix]:
-        fast = self._fastest(chains, price, latest)
-        if fast is None:
-            return
-        yield fast
-        if self.goal.is_time:
-            return
-        slow_s = chains.table.need * float(chains.slowest_s.max()) + float(chains.end_s(chains.after_s).max())
-        slow_s = min(slow_s, self._latest_s())
-        for time_s in np.geomspace(fast.time_s, max(slow_s, fast.time_s), _GRID):
-            mix = fill_cheaply(chains, self.stock, float(time_s), self.goal.price)
-            if mix is not None:
-                yield mix
 
     def _fastest(self, chains: Chains, price: Floats, latest: float) -> Mix | None:
         """Return the fastest mix by bisection over the time until which all is done, None where none is wanted."""
@@ -266,6 +289,54 @@ class Hunt:
         if index >= len(_SHARES):
             return 0.0
         return self.incumbent * (1.0 - self.space.gap) * (1.0 - _SHARES[index])
+
+    def _money_bound(self, known: float) -> float:
+        """Prove, for one stretch of time after the other, that no better plan is done in it with what it may cost."""
+        worst, time_s, ratio = 0, min(float(program.least_sum_s.min()) for program in self.programs), _RATIOS[0]
+        if not np.isfinite(self.incumbent):
+            return float("inf")
+        for count in range(_STRETCHES_MAX):
+            shortest = _RATIOS[-1] if count < _STRETCHES_MAX // 2 else _RATIOS[-3]
+            score = self._score_at(worst)
+            if score <= known or self._is_past(score, time_s):
+                return score
+            until_s = min(time_s * ratio, self._latest_at(score))
+            self.proofs.caps = self.goal.caps(score, time_s)
+            if self._is_too_dear(until_s) or all(
+                self.proofs.is_proven(program, until_s, None) for program in self.programs
+            ):
+                time_s, ratio = until_s, max(one for one in _RATIOS if one <= ratio**2)
+            elif ratio > shortest:
+                ratio = max(one for one in _RATIOS if one < ratio)
+            else:
+                worst, ratio = worst + 1, _RATIOS[1]
+        return -np.inf
+
+    def _is_too_dear(self, time_s: float) -> bool:
+        """Tell whether the work alone, on the GPUs that do it for the least, costs more than it may."""
+        return any(
+            all(program.table.need * float(program.work(price).min()) / time_s > cap for program in self.programs)
+            for price, cap in self.proofs.caps
+        )
+
+    def _score_at(self, index: int) -> float:
+        """Return a score that is better than the best by the wanted gap and a share."""
+        share = self.space.gap + _SHARES_OF_MONEY[index] if index < len(_SHARES_OF_MONEY) else np.inf
+        return self.incumbent - share * abs(self.incumbent)
+
+    def _latest_at(self, score: float) -> float:
+        """No plan that is better than a score takes longer."""
+        is_time = not self.goal.is_cost and self.goal.value is None
+        return min(self.goal.constraints.iter_time_s_max, score if is_time else np.inf)
+
+    def _is_past(self, score: float, time_s: float) -> bool:
+        """Tell whether no plan that takes longer than a time can be better than a score."""
+        if time_s >= self._latest_at(score):
+            return True
+        return any(
+            all(cheapest(program, price) > cap for program in self.programs)
+            for price, cap in self.goal.caps(score, time_s)
+        )
 
     def _work_bound(self) -> float:
         """Bound the score by the price of the work on the kinds that do it for the least."""
