@@ -18,7 +18,8 @@ _CDF_POINTS_MAX = 1_000
 _DPI = 110
 _WIDTH = 9.0
 _JOB_COLOURS = 20
-_LABELLED_BARS_MAX = 120
+_CHARACTERS_ACROSS, _LABEL_MIN, _JOB_ID_SHOWN = 170, 6, 10
+"""Small characters across the picture, the fewest that say something, and those of a job's id."""
 
 
 def check_matplotlib() -> None:
@@ -101,23 +102,23 @@ def _draw_bar(axes: Any, bar: Document, colour: str, *, is_dark: bool) -> None:
 
 
 def _label_bars(axes: Any, bars: Sequence[Document]) -> None:
-    """Name the longest attempts, each once."""
+    """Name attempts, each once, as far as their bars have room."""
     first: dict[tuple[str, float], Document] = {}
     for bar in bars:
         first.setdefault((bar["job_id"], bar["from_s"]), bar)
-    longest = sorted(first.values(), key=lambda bar: bar["from_s"] - bar["until_s"])[:_LABELLED_BARS_MAX]
-    if not longest:
+    if not first:
         return
-    least_s = 0.08 * (max(bar["until_s"] for bar in bars) - min(bar["from_s"] for bar in bars))
-    for bar in longest:
-        if bar["until_s"] - bar["from_s"] >= least_s:
-            text = _plain(f"{bar['job_id']}: {bar['label']}")
+    span_s = max(bar["until_s"] for bar in bars) - min(bar["from_s"] for bar in bars)
+    for bar in first.values():
+        room = int(_CHARACTERS_ACROSS * (bar["until_s"] - bar["from_s"]) / span_s) - 2
+        if room >= _LABEL_MIN:
+            text = _plain(f"{bar['job_id'][:_JOB_ID_SHOWN]} {bar['label']}"[:room])
             axes.text(bar["from_s"] / HOUR_S, bar["row"], f" {text}", va="center", fontsize=5, clip_on=True)
 
 
 def _plain(text: str) -> str:
     """Return text that matplotlib takes for no formula."""
-    return text.replace("$", r"\$")[:60]
+    return text.replace("$", r"\$")
 
 
 def _figure(height: float) -> tuple[Any, Any]:

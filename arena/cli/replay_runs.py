@@ -70,9 +70,10 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A run that failed, with what is kept of it."""
+    """A run that failed, in a form that any process can be sent, with what is kept of it."""
 
-    error: ArenaError
+    what: str
+    why: str
     document: Document
 
 
@@ -121,7 +122,7 @@ def execute(order: Order, watch: Callable[[Step], None] | None = None) -> Docume
         raise
     except Exception as error:  # noqa: BLE001 - the outermost frame of a run: what is known of it must be kept
         told = error if isinstance(error, ArenaError) else InternalError(f"{type(error).__name__}: {error}")
-        return Fault(error=told, document=_fault_document(order, told, recorder, policy.seen))
+        return Fault(what=told.what, why=told.why, document=_fault_document(order, told, recorder, policy.seen))
     return _document(order, result, policy)
 
 
@@ -215,8 +216,8 @@ def _told(fault: Fault, order: Order, directory: Path | None) -> ReplayFaultErro
         path = directory / f"fault-{order.file_name}"
         write_file(path, json.dumps(fault.document, allow_nan=False))
         fix, details = f"what led to it is in {path}", {**details, "file": str(path)}
-    what = f"the run of {order.policy}, seed {order.seed}, failed: {fault.error.what}"
-    return ReplayFaultError(what, why=fault.error.why, fix=fix, details=details)
+    what = f"the run of {order.policy}, seed {order.seed}, failed: {fault.what}"
+    return ReplayFaultError(what, why=fault.why, fix=fix, details=details)
 
 
 def _document(order: Order, result: RunResult, policy: TimedPolicy) -> Document:
