@@ -37,7 +37,7 @@ class Batch:
 def batches_of(layouts: Layouts) -> tuple[Batch, ...]:
     """Return all layouts in batches: depths up to 1, 2, 4, ... together, interleaved ones for themselves."""
     depth = np.ceil(np.log2(layouts.column("pp"))).astype(np.int64)
-    kind = 2 * depth + (layouts.column("virtual_stage_count") > 1)
+    kind = 4 * depth + 2 * (layouts.column("virtual_stage_count") > 1) + layouts.is_mixed
     found = []
     for value in np.flatnonzero(np.bincount(kind)).tolist():
         rows = np.flatnonzero(kind == value)

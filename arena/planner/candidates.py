@@ -122,12 +122,10 @@ class Candidates:
 
         What depends on these columns alone is computed once for those that are alike.
         """
-        columns = [column for name in names if (column := getattr(self, name)) is not None]
-        if any(column.ndim > 1 and column.shape[1] > 1 for column in columns):
-            return self, np.arange(len(self))
+        columns = [column.reshape(len(self), -1) for name in names if (column := getattr(self, name)) is not None]
         code, size = np.zeros(len(self), dtype=np.int64), 1
-        for column in columns:
-            ranks, count = _ranks(column.reshape(-1))
+        for values in (values for column in columns for values in column.T):
+            ranks, count = _ranks(values)
             code, size = code * count + ranks, size * count
             if size > 8 * len(self):
                 code, size = _ranks(code)

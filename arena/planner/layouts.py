@@ -6,6 +6,7 @@ Left out, because something else in the list is at least as good on every count:
 * selective recomputation of a Wide-ResNet, which frees nothing;
 * fewer micro-batches than stages, unless a replica has fewer samples than that;
 * interleaving where micro-batches do not come in whole rounds of the pipeline or ranks would have unequal chunks;
+* stages with a dp and tp of their own but for two stages on powers of two of GPUs, with layers in proportion;
 * splits of layers other than the even one and the one whose heaviest stage is lightest (by operations).
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, product
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,20 +29,26 @@ from arena.domain.parallel import ParallelPlan, Replica, Schedule, Stage
 from arena.planner.candidates import (
     RECOMPUTE_MODES,
     Candidates,
+    Flags,
     Ints,
     chunk_units,
     distinct_values,
     micro_batch_count,
 )
-from arena.planner.splits import BALANCED, EVEN, split_of
+from arena.planner.splits import BALANCED, EVEN, proportional, split_of
 
 _SCHEDULES = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.GPIPE)
 DEFAULT_SCHEDULES = ["1f1b", "interleaved"]
 """What is searched unless the user says otherwise: GPipe takes as long as 1F1B and needs more memory."""
+MIXED_SAMPLES_MAX = 8
+"""Most samples of a micro-batch where two stages differ."""
 CHUNKS_MAX = 8
 """Most chunks of a rank: more save little of a bubble that is an eighth already, and each sends more."""
 
-_BASE = ("dp", "tp", "pp", "schedule", "virtual_stage_count", "split", "micro_batch_size")
+_BASE = (
+    *("dp", "tp", "pp", "schedule", "virtual_stage_count", "split", "micro_batch_size"),
+    *("dp_behind", "tp_behind"),
+)
 _OPTIONS = ("zero", "recompute", "sequence_parallel", "expert_parallel")
 
 
@@ -71,7 +79,11 @@ class Layouts:
         """Return one of the plans."""
         row: Mapping[str, int] = dict(zip((*_BASE, *_OPTIONS), self.numbers[index].tolist(), strict=True))
         return ParallelPlan(
-            stages=_stages(split_of(self.train.model, row["pp"], row["split"]), row["dp"], row["tp"]),
+            stages=_stages(
+                split_of(self.train.model, row["pp"], row["split"]),
+                (row["dp"], row["tp"]),
+                (row["dp_behind"], row["tp_behind"]),
+            ),
             micro_batch_size=row["micro_batch_size"],
             schedule=_SCHEDULES[row["schedule"]],
             virtual_stage_count=row["virtual_stage_count"],
@@ -84,14 +96,15 @@ class Layouts:
     def candidates(self) -> Candidates:
         """Return all of them as arrays."""
         column = dict(zip((*_BASE, *_OPTIONS), np.ascontiguousarray(self.numbers.T), strict=True))
-        dp, tp, pp, chunks = (column[name] for name in ("dp", "tp", "pp", "virtual_stage_count"))
+        pp, chunks = column["pp"], column["virtual_stage_count"]
+        dp, tp = (_by_stage(column[name], column[f"{name}_behind"], int(pp.max())) for name in ("dp", "tp"))
         samples = -(-self.train.global_batch // dp)
         cut, first, last = self._chunks(pp, chunks, column["split"])
         return Candidates(
-            dp=dp[:, None],
-            tp=tp[:, None],
-            gpu_count=(dp * tp)[:, None],
-            micro_batch_count=-(-samples // column["micro_batch_size"])[:, None],
+            dp=dp,
+            tp=tp,
+            gpu_count=np.broadcast_to(dp * tp, np.broadcast_shapes(dp.shape, tp.shape)),
+            micro_batch_count=-(-samples // column["micro_batch_size"][:, None]),
             pp=pp,
             micro_batch_size=column["micro_batch_size"],
             zero=column["zero"],
@@ -105,6 +118,13 @@ class Layouts:
             chunk_last=last,
         )
 
+    @property
+    def is_mixed(self) -> Flags:
+        """Whether the first stage has a dp and tp of its own, ``[n]``."""
+        is_other = self.column("dp") != self.column("dp_behind")
+        mixed: Flags = is_other | (self.column("tp") != self.column("tp_behind"))
+        return mixed
+
     def _chunks(self, pp: Ints, chunks: Ints, split: Ints) -> tuple[Ints, Ints, Ints]:
         """Return which way each layout splits the layers, and the units of each chunk of each way."""
         turns_max, depth_max, ways = int(chunks.max()), int(pp.max()), int(split.max()) + 1
@@ -115,6 +135,23 @@ class Layouts:
             layers = split_of(self.train.model, depth, int(split[row]))
             table[:, index, :depth, :turns] = chunk_units(layers, turns)
         return cut, table[0], table[1]
+
+
+class _TwoStages(NamedTuple):
+    """The dp and tp of a first stage, and of the one behind it."""
+
+    dp: int
+    tp: int
+    dp_behind: int
+    tp_behind: int
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the stages differ."""
+        return (self.dp, self.tp) != (self.dp_behind, self.tp_behind)
+
+
+_Key = tuple[int, tuple[int, ...], tuple[_TwoStages, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,25 +185,39 @@ class LayoutSpace:
         options = _Options()
         of_degrees: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         splits: dict[int, tuple[int, ...]] = {}
-        spans: dict[tuple[int, ...], tuple[int, int]] = {}
-        keys = [(group.gpu_count, *self._tensor_parallel_degrees(group)) for group in groups]
+        spans: dict[_Key, tuple[int, int]] = {}
+        keys = self._keys(groups)
         for key in keys:
             if key in spans:
                 continue
             start = len(rows)
-            for dp, tp, pp in sorted(self._degrees(key[0], key[1:]), key=lambda one: one[2]):
+            for dp, tp, pp in sorted(self._degrees(*key[:2]), key=lambda one: one[2]):
                 if (dp, pp) not in of_degrees:
                     splits[pp] = splits.get(pp) or self._splits(pp)
                     of_degrees[dp, pp] = list(self._schedules(dp, pp, splits[pp]))
                 found = of_degrees[dp, pp]
-                rows += [(dp, tp, pp, *rest) for rest in found]
+                rows += [(dp, tp, pp, *rest, dp, tp) for rest in found]
                 kinds += [options.kind(self._options(dp, tp))] * len(found)
+            for two in key[2]:
+                mixed = list(self._mixed(two))
+                rows += mixed
+                kinds += [options.kind(self._mixed_options(two))] * len(mixed)
             spans[key] = start, len(rows)
         numbers, starts = options.spread(np.array(rows, dtype=np.int64).reshape(-1, len(_BASE)), kinds)
         return LayoutTable(
             layouts=Layouts(numbers=numbers, train=self.train),
             ranges=tuple((int(starts[spans[key][0]]), int(starts[spans[key][1]])) for key in keys),
         )
+
+    def _keys(self, groups: Sequence[GpuGroup]) -> list[_Key]:
+        """Return what tells which layouts a group allows, once for groups on nodes of the same sizes."""
+        known: dict[tuple[int, ...], _Key] = {}
+        shapes = [tuple(count for part in group.parts for count in part.node_counts) for group in groups]
+        for group, shape in zip(groups, shapes, strict=True):
+            if shape not in known:
+                degrees = tuple(self._tensor_parallel_degrees(group))
+                known[shape] = group.gpu_count, degrees, tuple(self._two_stages(shape))
+        return [known[shape] for shape in shapes]
 
     def bounds(self, group: GpuGroup) -> Iterator[str]:
         """Yield what keeps some dp x tp x pp = count out, each with the values that would do."""
@@ -205,6 +256,41 @@ class LayoutSpace:
                 dp = count // (tp * pp)
                 if pp <= min(self.limits.pp_max or pp, layers) and dp <= min(self.limits.dp_max or dp, batch):
                     yield dp, tp, pp
+
+    def _two_stages(self, node_counts: Sequence[int]) -> Iterator[_TwoStages]:
+        """Yield the pipelines of two stages whose dp or tp differ, each stage on a power of two of GPUs."""
+        model, limits, count = self.train.model, self.limits, sum(node_counts)
+        refused = REFUSALS[model.family].keys() & {Feature.MIXED_DP, Feature.MIXED_TP, Feature.UNEVEN_LAYERS}
+        if refused or min(model.layers, limits.pp_max or 2) < 2 or "1f1b" not in (limits.schedules or ("1f1b",)):
+            return
+        common = gcd(*tensor_parallel_dimensions(model).values())
+        edges = list(accumulate(node_counts))
+        for first in (2**power for power in range(count.bit_length()) if _is_power(count - 2**power)):
+            behind = count - first
+            for tp, tp_behind in product(divisors(gcd(first, common)), divisors(gcd(behind, common))):
+                one = _TwoStages(first // tp, tp, behind // tp_behind, tp_behind)
+                is_whole = all(edge % tp == 0 if edge <= first else (edge - first) % tp_behind == 0 for edge in edges)
+                if is_whole and one.is_mixed and self._allows(one):
+                    yield one
+
+    def _allows(self, two: _TwoStages) -> bool:
+        dp, tp = max(two.dp, two.dp_behind), max(two.tp, two.tp_behind)
+        is_within = dp <= (self.limits.dp_max or dp) and tp <= (self.limits.tp_max or tp)
+        return is_within and self.train.global_batch % dp == 0
+
+    def _mixed(self, two: _TwoStages) -> Iterator[tuple[int, ...]]:
+        """Yield the layouts of two stages: layers by the GPUs of each, all micro-batches whole."""
+        samples = self.train.global_batch // max(two.dp, two.dp_behind)
+        split = proportional(self.train.model, two.dp * two.tp, two.dp_behind * two.tp_behind)
+        for size in divisors(samples):
+            if size <= min(self.limits.micro_batch_max or MIXED_SAMPLES_MAX, MIXED_SAMPLES_MAX) and samples >= 2 * size:
+                yield two.dp, two.tp, 2, 0, 1, split, size, two.dp_behind, two.tp_behind
+
+    def _mixed_options(self, two: _TwoStages) -> tuple[tuple[int, ...], ...]:
+        """Return the values of each of ``_OPTIONS`` for two stages that differ."""
+        zero = [one for one in self._zero_stages(min(two.dp, two.dp_behind)) if one < 2] or [self._zero_stages(1)[0]]
+        sequence = max(self._sequence_parallel(two.tp)[-1], self._sequence_parallel(two.tp_behind)[-1])
+        return tuple(zero), (0, 2), (sequence,), (1,)
 
     def _tensor_parallel_degrees(self, group: GpuGroup) -> list[int]:
         """Divisors of the count that divide the model's widths and never straddle two nodes."""
@@ -290,7 +376,19 @@ class _Options:
         return np.concatenate((rows[row], flat[option]), axis=1), starts
 
 
+def _is_power(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def _by_stage(first: Ints, behind: Ints, depth: int) -> Ints:
+    """Return values of stages, ``[n, depth]``, or ``[n, 1]`` where all stages are alike."""
+    if np.array_equal(first, behind):
+        return first[:, None]
+    return np.where(np.arange(depth)[None, :] == 0, first[:, None], behind[:, None])
+
+
 @lru_cache(maxsize=4096)
-def _stages(layer_counts: tuple[int, ...], dp: int, tp: int) -> tuple[Stage, ...]:
-    replicas = (Replica(tp=tp),) * dp
-    return tuple(Stage(layer_count=count, replicas=replicas) for count in layer_counts)
+def _stages(layer_counts: tuple[int, ...], first: tuple[int, int], behind: tuple[int, int]) -> tuple[Stage, ...]:
+    """Return stages, the first with some dp and tp, the others with their own."""
+    replicas = [(Replica(tp=tp),) * dp for dp, tp in (first, behind)]
+    return tuple(Stage(layer_count=count, replicas=replicas[min(index, 1)]) for index, count in enumerate(layer_counts))

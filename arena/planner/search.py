@@ -197,7 +197,7 @@ def _chosen(layouts: Layouts, rows: Ints, seconds: Floats, peaks: Floats) -> Int
     order = np.argsort(seconds, kind="stable")
     near = rows[order[: int(np.count_nonzero(seconds <= (1.0 + NEAR_TIE_SHARE) * seconds.min()))]]
     some = layouts.take(near)
-    is_odd = (some.column("virtual_stage_count") > 1) | (some.column("split") != EVEN)
+    is_odd = (some.column("virtual_stage_count") > 1) | (some.column("split") != EVEN) | some.is_mixed
     best = int((8 * (some.column("recompute") > 0) + 4 * is_odd + some.column("zero")).argmin())
     least = np.minimum.accumulate(peaks[rows[order]])
     is_front = np.concatenate(([True], least[1:] < least[:-1]))

@@ -12,8 +12,9 @@ from arena.domain.job import ModelSpec
 from arena.domain.parallel import even_split
 from arena.planner.model import model_cost
 
-EVEN, BALANCED = 0, 1
-"""Numbers of the ways: as ``even_split`` does, or so that the stage with the most operations has the fewest."""
+EVEN, BALANCED, GIVEN = 0, 1, 2
+"""Numbers of the ways: as ``even_split`` does, or so that the stage with the most operations has the fewest; or, from
+``GIVEN`` on, two stages of which the first has one layer, two layers, ..."""
 
 _ROUNDING = 1e-12
 
@@ -23,7 +24,21 @@ def split_of(model: ModelSpec, pp: int, way: int) -> tuple[int, ...]:
     """Return the layers of each of ``pp`` stages."""
     if way == EVEN:
         return tuple(even_split(model.layers, pp))
+    if way >= GIVEN:
+        first = way - GIVEN + 1
+        return first, model.layers - first
     return balanced_split(_weights(model), pp)
+
+
+@lru_cache(maxsize=4096)
+def proportional(model: ModelSpec, first_gpus: int, behind_gpus: int) -> int:
+    """Return the way to split layers over two stages so that the operations of a GPU are alike."""
+    sums = [0.0, *accumulate(_weights(model))]
+
+    def heaviest(layers: int) -> float:
+        return max(sums[layers + 1] / first_gpus, (sums[-1] - sums[layers + 1]) / behind_gpus)
+
+    return GIVEN + min(range(1, model.layers), key=heaviest) - 1
 
 
 @lru_cache(maxsize=64)

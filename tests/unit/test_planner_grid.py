@@ -237,3 +237,21 @@ def test_the_number_of_groups_is_bounded_on_a_large_cluster():
     found = len(grid.cells) + len(grid.infeasible)
     assert found <= 2 * COUNTS_PER_TYPE_MAX
     assert max(item.group.gpu_count for item in (*grid.cells, *grid.infeasible)) == 10_000
+
+
+def test_two_stages_may_differ_where_the_second_gains_from_more_gpus():
+    """Two micro-batches, three GPUs, two layers before a heavy ending: no split into equal stages is as good."""
+    model = {"layers": 2, "hidden": 2048, "heads": 16, "vocab_size": 131072, "seq_len": 1024}
+    spec = train_spec(model=model, train={"global_batch": 2, "precision": "bf16"}, gpus={"count": 3})
+    (cell,) = SOURCE.grid(spec, shape(("a100-80", 4, 1))).cells
+    assert str(cell.best.plan) == "[layers=1 tp1 | layers=1 tp2] mb1 sp"
+
+
+def test_the_stage_with_the_heavy_ending_gets_the_gpus():
+    model = {"layers": 2, "hidden": 2048, "heads": 16, "vocab_size": 131072, "seq_len": 1024}
+    spec = train_spec(model=model, train={"global_batch": 2, "precision": "bf16"}, gpus={"count": 3})
+    turned = spec.parallel.model_copy(update={"plan": "[layers=1 tp2 | layers=1 tp1] mb1 sp"})
+    cluster = shape(("a100-80", 4, 1))
+    (best,) = SOURCE.grid(spec, cluster).cells
+    (other,) = SOURCE.grid(spec.model_copy(update={"parallel": turned}), cluster).cells
+    assert best.best.estimate.iter_time_s < other.best.estimate.iter_time_s
