@@ -26,6 +26,7 @@ from arena.errors import SpecError
 from arena.planner.candidates import Floats
 from arena.planner.heterogeneous_goal import Goal
 from arena.planner.heterogeneous_judge import Judge
+from arena.planner.heterogeneous_limits import contradiction
 from arena.planner.heterogeneous_offer import (
     Constraints,
     HeterogeneousResult,
@@ -56,14 +57,23 @@ def search(
 
     Raises:
         SpecError: The offer is empty, or names zones that nothing links.
+        InfeasibleError: The job fits the offer, but no plan that was found keeps the constraints.
     """
     _check(offer, links or ZoneLinks())
     limits = constraints or Constraints()
 
-    def goal_of(part: Offer) -> Goal:
-        return Goal(constraints=limits, usd_per_s=_usd_per_s(part), is_cost=objective is Objective.COST)
+    def within(some: Constraints, is_cost: bool, proves: bool) -> HeterogeneousResult:
+        def goal_of(part: Offer) -> Goal:
+            return Goal(constraints=some, usd_per_s=_usd_per_s(part), is_cost=is_cost)
 
-    return _over_offers(train, offer, links or ZoneLinks(), space or Space(), goal_of)
+        return _over_offers(train, offer, links or ZoneLinks(), replace(space or Space(), proves=proves), goal_of)
+
+    found = within(limits, objective is Objective.COST, (space or Space()).proves)
+    if found.plan is None and limits != Constraints():
+        refusal = contradiction(limits, lambda some, is_cost: within(some, is_cost, False))
+        if refusal is not None:
+            raise refusal
+    return found
 
 
 def best_column(

@@ -124,6 +124,7 @@ class Space:
         allow_unsupported: Offer also what the worker cannot run.
         gap: Stop when the bound is within this share of the best plan.
         price_steps_max: How often prices are changed to prove a bound, for each pipeline depth.
+        proves: Whether to spend time on a bound that is close.
     """
 
     unequal_micro_batches: bool = True
@@ -134,6 +135,7 @@ class Space:
     allow_unsupported: bool = False
     gap: float = 0.005
     price_steps_max: int = 8
+    proves: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

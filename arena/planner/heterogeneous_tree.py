@@ -106,12 +106,13 @@ class Hunt:
         self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max)
         if self.goal.is_time:
             self._hunt_for_time()
-            return self._result(self._time_bound())
+            return self._result(self._time_bound() if self.space.proves else self._work_bound())
         if not self.goal.is_cost and self.goal.value is None:
             self._hunt_for_time()
         self._hunt_for_money()
         bound = self._work_bound()
-        return self._result(bound if bound >= self._score_at(0) else max(bound, self._money_bound(bound)))
+        is_near = self.best is None or not self.space.proves or bound >= self._score_at(0)
+        return self._result(bound if is_near else max(bound, self._money_bound(bound)))
 
     def _hunt_for_time(self) -> None:
         first: list[tuple[float, int, Mix]] = []
@@ -293,8 +294,6 @@ class Hunt:
     def _money_bound(self, known: float) -> float:
         """Prove, for one stretch of time after the other, that no better plan is done in it with what it may cost."""
         worst, time_s, ratio = 0, min(float(program.least_sum_s.min()) for program in self.programs), _RATIOS[0]
-        if not np.isfinite(self.incumbent):
-            return float("inf")
         for count in range(_STRETCHES_MAX):
             shortest = _RATIOS[-1] if count < _STRETCHES_MAX // 2 else _RATIOS[-3]
             score = self._score_at(worst)

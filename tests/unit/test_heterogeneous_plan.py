@@ -1,5 +1,6 @@
 """Plans over mixed GPUs: priced like uniform ones, checked against a run of every pass, limits kept."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from arena.domain.capability import unsupported
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, Replica, Stage
 from arena.domain.reason import ReasonCode
-from arena.errors import SpecError
+from arena.errors import InfeasibleError, SpecError
 from arena.planner.candidates import candidate_of
 from arena.planner.communication import Tier
 from arena.planner.cost import evaluate
@@ -19,6 +20,7 @@ from arena.planner.heterogeneous_judge import Judge, evaluate_plan
 from arena.planner.heterogeneous_offer import Constraints, Objective, Offer, Offered, Space, ZoneLinks
 
 TYPES = catalog()
+SMALL = Space(pp_max=2, micro_batch_max=2, recompute=False)
 FAR = ZoneLinks(
     tiers={("east", "west"): Tier(bandwidth_bytes_per_s=1e8, latency_s=0.03)},
     usd_per_byte={("east", "west"): 2e-11},
@@ -149,24 +151,57 @@ def test_an_answer_keeps_its_limits_and_is_what_the_judge_says() -> None:
 
 def test_constraints_bind() -> None:
     train, offer = train_spec(), offer_of(("a100-40", "east", 4), ("v100-16", "east", 4))
-    fast = search(train, offer)
-    cheap = search(train, offer, objective=Objective.COST)
+    fast = search(train, offer, space=SMALL)
+    cheap = search(train, offer, objective=Objective.COST, space=SMALL)
     assert fast.estimate is not None
     assert cheap.estimate is not None
     budget = (fast.estimate.usd_per_step + cheap.estimate.usd_per_step) / 2
     limit_s = (fast.estimate.iter_time_s * cheap.estimate.iter_time_s) ** 0.5
 
-    within = search(train, offer, constraints=Constraints(usd_per_step_max=budget))
-    quick = search(train, offer, objective=Objective.COST, constraints=Constraints(deadline_s=100 * limit_s, steps=100))
-    never = search(train, offer, constraints=Constraints(steps_per_s_min=1e9))
+    within = search(train, offer, constraints=Constraints(usd_per_step_max=budget), space=SMALL)
+    quick = search(
+        train,
+        offer,
+        objective=Objective.COST,
+        constraints=Constraints(deadline_s=100 * limit_s, steps=100),
+        space=SMALL,
+    )
 
     assert within.estimate is not None
     assert within.estimate.usd_per_step <= budget
     assert quick.estimate is not None
     assert quick.estimate.iter_time_s <= limit_s
     assert quick.score >= cheap.score * (1 - 1e-9)
-    assert never.plan is None
-    assert never.reasons
+
+
+def test_constraints_that_no_plan_keeps_are_told_with_what_would_work() -> None:
+    train, offer = train_spec(), offer_of(("a100-40", "east", 4), ("h100", "east", 4))
+    fast = search(train, offer, space=SMALL)
+    cheap = search(train, offer, objective=Objective.COST, space=SMALL)
+    assert fast.estimate is not None
+    assert cheap.estimate is not None
+    assert cheap.estimate.usd_per_step < fast.estimate.usd_per_step * 0.99
+
+    with pytest.raises(InfeasibleError) as hasty:
+        search(train, offer, constraints=Constraints(steps_per_s_min=1e9), space=SMALL)
+    with pytest.raises(InfeasibleError) as mean:
+        search(train, offer, constraints=Constraints(usd_per_step_max=1e-12, deadline_s=1e-9, steps=10), space=SMALL)
+    both = Constraints(usd_per_step_max=cheap.estimate.usd_per_step * 1.001, steps_per_s_min=0.999 / fast.score)
+    with pytest.raises(InfeasibleError) as contrary:
+        search(train, offer, constraints=both, space=SMALL)
+
+    assert f"at most {1 / fast.score:.4g} steps/s" in hasty.value.fix
+    assert f"at least {cheap.score:.4g} USD a step and a deadline of at least {10 * fast.score:.4g} s" in mean.value.fix
+    assert re.search(r"budget of at least [0-9.e-]+ USD a step or at most [0-9.]+ steps/s", contrary.value.fix)
+
+
+def test_a_job_that_fits_nowhere_says_why_whatever_it_may_cost() -> None:
+    train = train_spec(hidden=8192, layers=16)
+
+    found = search(train, offer_of(("t4", "east", 1)), constraints=Constraints(usd_per_step_max=1.0))
+
+    assert found.plan is None
+    assert found.reasons
 
 
 def test_a_far_zone_is_left_alone() -> None:
@@ -184,8 +219,8 @@ def test_dear_gpus_are_left_alone() -> None:
     def value(iter_time_s: float) -> float:
         return 1.0 / iter_time_s
 
-    best = best_column(train, offer, free, value)
-    dear = best_column(train, offer, {**free, ("a100-40", "east"): 1e6}, value)
+    best = best_column(train, offer, free, value, space=SMALL)
+    dear = best_column(train, offer, {**free, ("a100-40", "east"): 1e6}, value, space=SMALL)
 
     assert best.plan is not None
     assert dear.plan is not None

@@ -1,0 +1,71 @@
+"""What would work where no plan keeps the constraints. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from arena.domain.grid import Estimate
+from arena.errors import InfeasibleError
+from arena.planner.heterogeneous_offer import Constraints, HeterogeneousResult
+
+Within = Callable[[Constraints, bool], HeterogeneousResult]
+"""Searches under some constraints for the cheapest plan, or else for the fastest."""
+
+
+def contradiction(limits: Constraints, within: Within) -> InfeasibleError | None:
+    """Return why constraints leave no plan and which do, None where the job does not fit without any.
+
+    Args:
+        within: Asked for the fastest and the cheapest plan, without constraints and with one of two at a time.
+    """
+    fastest, cheapest = within(Constraints(), False).estimate, within(Constraints(), True).estimate
+    if fastest is None or cheapest is None:
+        return None
+    why, fixes = _failed(limits, fastest, cheapest), []
+    budget, time_s = limits.usd_per_step_max, limits.iter_time_s_max
+    if budget is not None and budget < cheapest.usd_per_step:
+        fixes.append(f"a budget of at least {cheapest.usd_per_step:.4g} USD a step")
+    if time_s < fastest.iter_time_s:
+        fixes.append(_slower(limits, fastest.iter_time_s))
+    if not fixes:
+        # Either alone can be kept.
+        in_time = within(replace(limits, usd_per_step_max=None), True).estimate
+        in_budget = within(Constraints(usd_per_step_max=budget), False).estimate
+        if in_time is not None:
+            fixes.append(f"a budget of at least {in_time.usd_per_step:.4g} USD a step")
+        if in_budget is not None:
+            fixes.append(_slower(limits, in_budget.iter_time_s))
+        return _error(why, " or ".join(fixes))
+    return _error(why, " and ".join(fixes))
+
+
+def _error(why: str, fix: str) -> InfeasibleError:
+    return InfeasibleError("no plan keeps the constraints", why=why, fix=f"ask for {fix}")
+
+
+def _failed(limits: Constraints, fastest: Estimate, cheapest: Estimate) -> str:
+    asked = []
+    if limits.usd_per_step_max is not None:
+        asked.append(f"at most {limits.usd_per_step_max:.4g} USD a step")
+    if limits.steps_per_s_min is not None:
+        asked.append(f"at least {limits.steps_per_s_min:.4g} steps/s")
+    if limits.deadline_s is not None:
+        asked.append(f"{limits.steps} steps within {limits.deadline_s:.4g} s")
+    return f"asked for {' and '.join(asked)}; the fastest plan is {_told(fastest)}, the cheapest {_told(cheapest)}"
+
+
+def _told(estimate: Estimate) -> str:
+    return f"{1.0 / estimate.iter_time_s:.4g} steps/s at {estimate.usd_per_step:.4g} USD a step"
+
+
+def _slower(limits: Constraints, time_s: float) -> str:
+    """Return the throughput and the deadline that a step time allows."""
+    texts = []
+    if limits.steps_per_s_min is not None and limits.steps_per_s_min * time_s > 1.0:
+        texts.append(f"at most {1.0 / time_s:.4g} steps/s")
+    if limits.deadline_s is not None and limits.steps is not None and limits.steps * time_s > limits.deadline_s:
+        texts.append(
+            f"a deadline of at least {limits.steps * time_s:.4g} s (or {int(limits.deadline_s / time_s)} steps)"
+        )
+    return " and ".join(texts)
