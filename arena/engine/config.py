@@ -26,6 +26,8 @@ class EngineConfig:
         sweep_s: Longest time between two decisions, however quiet it is.
         decide_after_s: How long what happens is gathered before the policy is asked about all of it; None asks within
             the step of every event that matters.
+        is_strict: Whether a decision that cannot be carried out ends the run (a study must not hide a policy's fault)
+            instead of being taken without the job that is to blame.
         shape_settle_s: How long the set of nodes must have been stable before grids are built anew.
         restart_s: Cost of a reconfiguration assumed until some have been measured.
     """
@@ -46,5 +48,6 @@ class EngineConfig:
     stall_s_min: float = 60.0
     sweep_s: float = 10.0
     decide_after_s: float | None = None
+    is_strict: bool = False
     shape_settle_s: float = 0.5
     restart_s: float = 10.0

@@ -17,6 +17,19 @@ from arena.engine.state import ClusterState
 from arena.errors import InternalError
 from arena.policies.base import Choice, Decision, Policy, Snapshot
 
+
+class PolicyFault(InternalError):  # noqa: N818 - a fault of the policy, which is what is being studied
+    """A decision that cannot be carried out.
+
+    Attributes:
+        snapshot: What the policy saw; with it the decision can be asked for again.
+    """
+
+    def __init__(self, what: str, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        super().__init__(what)
+
+
 SUSPECTS_MAX = 16
 """Jobs tried as the cause when a policy fails, newest in the queue first."""
 
@@ -63,9 +76,13 @@ def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset())
 
 
 def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
+    snapshot = _snapshot(draft, index)
     try:
-        return _checked(draft.state, policy.decide(_snapshot(draft, index)))
-    except Exception as error:  # noqa: BLE001 - one poisoned job must not stop the scheduling of all others
+        return _checked(draft.state, policy.decide(snapshot))
+    except Exception as error:
+        if draft.config.is_strict:
+            raise PolicyFault(f"policy {policy.name} failed at {draft.now_s:.3f} s: {error}", snapshot) from error
+        # One poisoned job must not stop the scheduling of all others.
         return _ask_without_culprit(draft, policy, index, f"{type(error).__name__}: {error}")
 
 

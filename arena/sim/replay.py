@@ -19,11 +19,11 @@ from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
 from arena.sim.kernel import Kernel
 from arena.sim.ledger import Ledger
-from arena.sim.run import Simulation
+from arena.sim.run import HORIZON_S, Simulation
 from arena.sim.world import Fate
 
-NEVER_S = 1e15
-"""Beyond any trace: a deadline that modelled agents cannot miss, or a look nobody needs."""
+NEVER_S = 10 * HORIZON_S
+"""A deadline that modelled agents cannot miss, or a look nobody needs."""
 
 REPLAY_CONFIG = EngineConfig(
     shape_settle_s=0.5,
@@ -32,6 +32,7 @@ REPLAY_CONFIG = EngineConfig(
     stop_margin_s=NEVER_S,
     stall_s_min=NEVER_S,
     sweep_s=NEVER_S,
+    is_strict=True,
 )
 """Modelled agents answer always, so nothing is looked at only because time has passed."""
 
@@ -77,7 +78,7 @@ class Replay:
         self,
         jobs: Sequence[ReplayJob],
         *,
-        until_s: float = math.inf,
+        until_s: float = HORIZON_S,
         watch: Callable[[Step], None] | None = None,
     ) -> Ledger:
         """Submit the jobs at their instants and go on until all have ended.
@@ -86,6 +87,8 @@ class Replay:
             watch: Also called with every step (progress, pictures).
 
         Raises:
+            PolicyFault: A decision cannot be carried out: a device given twice, a gang that is not whole, a job that
+                may not be moved; it carries the snapshot.
             InternalError: An invariant broke, or jobs are left that will never end.
         """
         ledger = Ledger()
@@ -109,7 +112,7 @@ class Replay:
         for at_s, event in (*self._arrivals_of_nodes(), *self._arrivals(jobs)):
             simulation.at(at_s, event)
         simulation.run(until_s=until_s)
-        if math.isinf(until_s) and len(ledger.outcomes) < len(jobs):
+        if until_s >= HORIZON_S and len(ledger.outcomes) < len(jobs):
             raise InternalError(f"{len(jobs) - len(ledger.outcomes)} of {len(jobs)} jobs never ended")
         return ledger
 

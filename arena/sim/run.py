@@ -19,6 +19,9 @@ from arena.sim.costs import SimCosts
 from arena.sim.kernel import Kernel
 from arena.sim.world import ARRIVALS_LAST, Fate, SimWorld
 
+HORIZON_S = 1e14
+"""Nothing that is to happen later than this happens: it is a deadline that was set to never."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
@@ -65,7 +68,7 @@ class Simulation:
         """Have something happen."""
         self.kernel.push(at_s, event, priority=ARRIVALS_LAST)
 
-    def run(self, *, until_s: float = float("inf"), events_max: int = 10_000_000) -> None:
+    def run(self, *, until_s: float = HORIZON_S, events_max: int = 10_000_000) -> None:
         """Go on until nothing is left to happen, or until an instant.
 
         Raises:
