@@ -68,7 +68,7 @@ def test_people_read_the_plan_its_bound_and_its_stages(arena: Arena) -> None:
     text = done.out[done.out.index("MIXED GPUS") :]
     assert re.search(r"^4 a100-40/east, 4 a100-80/east: [0-9,]+ tokens/s, ", text, re.MULTILINE)
     assert re.search(r"^bound   no plan over these GPUs takes less than [0-9.]+ms, [0-9.]+% better", text, re.MULTILINE)
-    assert re.search(r"^0 +12 +a100-40/east +4 x tp1 +[0-9.]+/37.6 GiB", text, re.MULTILINE)
+    assert re.search(r"^0 +12 +a100-40/east +4 x tp1 +[0-9.]+/38.8 GiB", text, re.MULTILINE)
 
 
 def test_zones_are_crossed_only_where_the_job_allows_it_and_a_link_is_known(arena: Arena, tmp_path: Path) -> None:
