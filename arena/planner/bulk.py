@@ -7,7 +7,7 @@ all places whose operators keep the same, so it comes first and once for them; t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from arena.domain.job import TrainSpec
 from arena.planner.candidates import Candidates, Floats, Ints
 from arena.planner.compute import PartTimes
 from arena.planner.cost import Estimates, Timing, estimates_of, timing
-from arena.planner.holdings import holdings
 from arena.planner.layouts import Layouts
-from arena.planner.memory import memory_by_stage, operators_of
+from arena.planner.memory import MEMORY_PARTS, operators_of, peaks_by_stage
 from arena.planner.model import ModelCost, model_cost
 from arena.planner.network import Network, Place
+from arena.planner.terms import TIME_PARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,15 @@ class Batch:
 
 
 def batches_of(layouts: Layouts) -> tuple[Batch, ...]:
-    """Return all layouts in batches: depths up to 1, 2, 4, ... together, interleaved ones for themselves."""
+    """Return all layouts in batches: depths up to 1, 2, 4, ... together, odd ones for themselves."""
+    keys = layouts.keys((*TIME_PARTS, *MEMORY_PARTS))
     depth = np.ceil(np.log2(layouts.column("pp"))).astype(np.int64)
     kind = 4 * depth + 2 * (layouts.column("virtual_stage_count") > 1) + layouts.is_mixed
     found = []
     for value in np.flatnonzero(np.bincount(kind)).tolist():
         rows = np.flatnonzero(kind == value)
-        found.append(Batch(rows=rows, candidates=layouts.take(rows).candidates()))
+        candidates = replace(layouts.take(rows).candidates(), keys={names: key[rows] for names, key in keys.items()})
+        found.append(Batch(rows=rows, candidates=candidates))
     return tuple(found)
 
 
@@ -62,10 +64,7 @@ class Memories:
     def of(cls, train: TrainSpec, place: Place, batches: tuple[Batch, ...]) -> Memories:
         """Return what layouts need on a place's GPUs, and on all that keep the same."""
         model = model_cost(train.model, operators_of(place.gpu_type))
-        by_stage = tuple(
-            memory_by_stage(model, train, place.gpu_type, one.candidates, holdings(model, one.candidates)).total
-            for one in batches
-        )
+        by_stage = tuple(peaks_by_stage(model, train, place.gpu_type, one.candidates) for one in batches)
         peaks = np.zeros(sum(len(batch.rows) for batch in batches))
         for batch, memory in zip(batches, by_stage, strict=True):
             peaks[batch.rows] = memory.max(axis=1)

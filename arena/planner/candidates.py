@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TypeVar
@@ -42,6 +42,7 @@ class Candidates:
         chunk_first, chunk_last: First unit of each chunk, and the one behind its last, for each way.
         group: Which of the places that are looked at together; None where there is one.
         gpu_type: Which of their GPU types; None where there is one.
+        keys: Numbers that stand for several columns together, by the names of these.
     """
 
     dp: Ints
@@ -61,6 +62,7 @@ class Candidates:
     chunk_last: Ints
     group: Ints | None = None
     gpu_type: Ints | None = None
+    keys: Mapping[tuple[str, ...], Ints] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.pp)
@@ -115,31 +117,48 @@ class Candidates:
         """Return some of the candidates, on other groups where they are given."""
         columns = {name: getattr(self, name) for name in _COLUMNS}
         some = {name: column[rows] for name, column in columns.items() if column is not None}
-        return replace(self, **(some if group is None else {**some, "group": group}))
+        keys = {names: key[rows] for names, key in self.keys.items()}
+        return replace(self, **(some if group is None else {**some, "group": group}), keys=keys)
 
     def distinct(self, names: Sequence[str]) -> tuple[Candidates, Ints]:
         """Return candidates that differ in some columns, and which of them stands for each of these, ``[n]``.
 
         What depends on these columns alone is computed once for those that are alike.
         """
-        columns = [column.reshape(len(self), -1) for name in names if (column := getattr(self, name)) is not None]
-        code, size = np.zeros(len(self), dtype=np.int64), 1
-        for values in (values for column in columns for values in column.T):
-            ranks, count = _ranks(values)
-            code, size = code * count + ranks, size * count
-            if size > 8 * len(self):
-                code, size = _ranks(code)
-        which, first = distinct_values(code)
+        known = self.keys.get(without_place(names))
+        told = [] if known is None else [known]
+        asked = names if known is None else [name for name in names if name in _OF_PLACE]
+        found = (column for name in asked if (column := getattr(self, name)) is not None)
+        which, first = distinct_rows([*told, *(one for column in found for one in column.reshape(len(self), -1).T)])
         return self.take(first), which
 
 
-_COLUMNS = tuple(one.name for one in fields(Candidates) if not one.name.startswith("chunk_"))
+_OF_PLACE = ("group", "gpu_type")
+"""Columns that say where a candidate is, the others what it is."""
+
+_COLUMNS = tuple(one.name for one in fields(Candidates) if one.name != "keys" and not one.name.startswith("chunk_"))
 """Fields with a row for each candidate."""
 
 
 def _over_chunks(values: Floats) -> Floats:
     total: Floats = values[..., 0] if values.shape[-1] == 1 else values.sum(axis=-1)
     return total
+
+
+def without_place(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of columns that say what a candidate is."""
+    return tuple(name for name in names if name not in _OF_PLACE)
+
+
+def distinct_rows(columns: Sequence[Ints | Flags]) -> tuple[Ints, Ints]:
+    """Return the rank of each row among the distinct ones, and where each of these stands first; a column at least."""
+    code, size = _ranks(columns[0])
+    for column in columns[1:]:
+        ranks, count = _ranks(column)
+        code, size = code * count + ranks, size * count
+        if size > 8 * len(code):
+            code, size = _ranks(code)
+    return distinct_values(code)
 
 
 def distinct_values(values: Ints) -> tuple[Ints, Ints]:
@@ -152,6 +171,7 @@ def distinct_values(values: Ints) -> tuple[Ints, Ints]:
 
 def _ranks(values: Ints | Flags) -> tuple[Ints, int]:
     """Return the rank of each value among the distinct ones, and how many these are."""
+    values = values.astype(np.int64, copy=False)
     largest = int(values.max())
     if largest > 16 * len(values):
         order = np.argsort(values, kind="stable")
@@ -160,9 +180,9 @@ def _ranks(values: Ints | Flags) -> tuple[Ints, int]:
         ranks[order] = np.concatenate(([0], np.cumsum(in_order[1:] != in_order[:-1])))
         return ranks, int(ranks[order[-1]]) + 1
     is_there = np.zeros(largest + 1, dtype=np.bool_)
-    is_there[values.astype(np.int64)] = True
+    is_there[values] = True
     rank_of = np.cumsum(is_there) - 1
-    return rank_of[values.astype(np.int64)], int(rank_of[-1]) + 1
+    return rank_of[values], int(rank_of[-1]) + 1
 
 
 def micro_batch_count(global_batch: int, dp: int, micro_batch_size: int) -> int:

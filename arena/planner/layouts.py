@@ -12,8 +12,8 @@ Left out, because something else in the list is at least as good on every count:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, product
 from math import gcd
@@ -32,8 +32,10 @@ from arena.planner.candidates import (
     Flags,
     Ints,
     chunk_units,
+    distinct_rows,
     distinct_values,
     micro_batch_count,
+    without_place,
 )
 from arena.planner.splits import BALANCED, EVEN, proportional, split_of
 
@@ -50,6 +52,22 @@ _BASE = (
     *("dp_behind", "tp_behind"),
 )
 _OPTIONS = ("zero", "recompute", "sequence_parallel", "expert_parallel")
+_SOURCES: Mapping[str, tuple[str, ...]] = {
+    "cut": ("pp", "virtual_stage_count", "split"),
+    "pp": ("pp",),
+    "dp": ("dp", "dp_behind"),
+    "tp": ("tp", "tp_behind"),
+    "gpu_count": ("dp", "tp", "dp_behind", "tp_behind"),
+    "micro_batch_size": ("micro_batch_size",),
+    "micro_batch_count": ("dp", "dp_behind", "micro_batch_size"),
+    "virtual_stage_count": ("virtual_stage_count",),
+    "is_gpipe": ("schedule",),
+    "zero": ("zero",),
+    "recompute": ("recompute",),
+    "is_sequence_parallel": ("sequence_parallel",),
+    "expert_parallel": ("expert_parallel",),
+}
+"""What the columns of ``Candidates`` follow from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,27 +75,45 @@ class Layouts:
     """Uniform plans before they are worth being one: thousands are priced, a few become ``ParallelPlan``.
 
     Args:
-        numbers: One row per layout, ``[n, columns]``.
+        bases, options: Distinct combinations of columns, ``[b, columns]`` and ``[o, columns]``.
+        base, option: Which of them a layout has, ``[n]``.
         train: The workload.
     """
 
-    numbers: Ints
+    bases: Ints
+    options: Ints
+    base: Ints
+    option: Ints
     train: TrainSpec
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.base)
 
     def column(self, name: str) -> Ints:
         """Return a number of each plan."""
-        return self.numbers[:, (*_BASE, *_OPTIONS).index(name)]
+        if name in _BASE:
+            return self.bases[:, _BASE.index(name)][self.base]
+        return self.options[:, _OPTIONS.index(name)][self.option]
 
     def take(self, rows: Ints) -> Layouts:
         """Return some of the layouts."""
-        return Layouts(numbers=self.numbers[rows], train=self.train)
+        return replace(self, base=self.base[rows], option=self.option[rows])
+
+    def keys(self, wanted: Iterable[Sequence[str]]) -> dict[tuple[str, ...], Ints]:
+        """Return for some columns of ``Candidates`` together which layouts differ in them, ``[n]`` each."""
+        found: dict[tuple[str, ...], Ints] = {}
+        for names in dict.fromkeys(without_place(some) for some in wanted):
+            columns = list(dict.fromkeys(one for name in names for one in _SOURCES[name]))
+            by_base, _ = distinct_rows([self.bases[:, _BASE.index(one)] for one in columns if one in _BASE])
+            chosen = [self.options[:, _OPTIONS.index(one)] for one in columns if one in _OPTIONS]
+            by_option = distinct_rows(chosen)[0] if chosen else np.zeros(len(self.options), dtype=np.int64)
+            found[names] = by_base[self.base] * (int(by_option.max()) + 1) + by_option[self.option]
+        return found
 
     def plan(self, index: int) -> ParallelPlan:
         """Return one of the plans."""
-        row: Mapping[str, int] = dict(zip((*_BASE, *_OPTIONS), self.numbers[index].tolist(), strict=True))
+        numbers = (*self.bases[self.base[index]].tolist(), *self.options[self.option[index]].tolist())
+        row: Mapping[str, int] = dict(zip((*_BASE, *_OPTIONS), numbers, strict=True))
         return ParallelPlan(
             stages=_stages(
                 split_of(self.train.model, row["pp"], row["split"]),
@@ -95,7 +131,7 @@ class Layouts:
 
     def candidates(self) -> Candidates:
         """Return all of them as arrays."""
-        column = dict(zip((*_BASE, *_OPTIONS), np.ascontiguousarray(self.numbers.T), strict=True))
+        column = {name: self.column(name) for name in (*_BASE, *_OPTIONS)}
         pp, chunks = column["pp"], column["virtual_stage_count"]
         dp, tp = (_by_stage(column[name], column[f"{name}_behind"], int(pp.max())) for name in ("dp", "tp"))
         samples = -(-self.train.global_batch // dp)
@@ -203,9 +239,9 @@ class LayoutSpace:
                 rows += mixed
                 kinds += [options.kind(self._mixed_options(two))] * len(mixed)
             spans[key] = start, len(rows)
-        numbers, starts = options.spread(np.array(rows, dtype=np.int64).reshape(-1, len(_BASE)), kinds)
+        layouts, starts = options.spread(self.train, np.array(rows, dtype=np.int64).reshape(-1, len(_BASE)), kinds)
         return LayoutTable(
-            layouts=Layouts(numbers=numbers, train=self.train),
+            layouts=layouts,
             ranges=tuple((int(starts[spans[key][0]]), int(starts[spans[key][1]])) for key in keys),
         )
 
@@ -363,7 +399,7 @@ class _Options:
         """Return the number of a set of options."""
         return self.kinds.setdefault(values, len(self.kinds))
 
-    def spread(self, rows: Ints, kinds: Sequence[int]) -> tuple[Ints, Ints]:
+    def spread(self, train: TrainSpec, rows: Ints, kinds: Sequence[int]) -> tuple[Layouts, Ints]:
         """Return each row with each of its options, and where those of each row begin (and the last ones end)."""
         tables = [list(product(*values)) for values in self.kinds]
         flat = np.array([one for table in tables for one in table], dtype=np.int64).reshape(-1, len(_OPTIONS))
@@ -373,7 +409,7 @@ class _Options:
         starts = np.concatenate(([0], np.cumsum(sizes[kind])))
         row = np.repeat(np.arange(len(rows)), sizes[kind])
         option = offsets[kind][row] + np.arange(len(row)) - starts[row]
-        return np.concatenate((rows[row], flat[option]), axis=1), starts
+        return Layouts(bases=rows, options=flat, base=row, option=option, train=train), starts
 
 
 def _is_power(number: int) -> bool:

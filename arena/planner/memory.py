@@ -123,21 +123,118 @@ def memory_by_stage(
     implementation: Implementation = WORKER,
 ) -> Memory:
     """Return what every stage of every candidate needs."""
-    context = _context(gpu_type, candidates) + implementation.buffer_bytes
-    kept = _kept(model, train, candidates)
-    in_flight = kept * _in_flight(candidates)
+    lasting = _lasting(model, train, gpu_type, candidates, held=held, implementation=implementation)
+    passing = _passing(model, train, candidates, implementation)
+    return Memory(
+        state=lasting.state,
+        gathered=lasting.gathered,
+        activations=passing.activations,
+        working=passing.working,
+        logits=passing.logits,
+        exchange=_exchange(candidates, lasting.exchange, lasting.freed_share, passing.kept, passing.in_flight),
+        context=lasting.context,
+    )
+
+
+_OF_STATE = ("cut", "pp", "dp", "tp", "gpu_count", "expert_parallel", "zero")
+_OF_PASSES = (
+    *("cut", "pp", "tp", "micro_batch_size", "micro_batch_count", "virtual_stage_count"),
+    *("is_gpipe", "recompute", "is_sequence_parallel"),
+)
+MEMORY_PARTS = (_OF_STATE, _OF_PASSES)
+"""Columns of the candidates on which a part of the memory depends."""
+
+
+def peaks_by_stage(model: ModelCost, train: TrainSpec, gpu_type: GpuType, candidates: Candidates) -> Floats:
+    """Return the peak of every stage of every candidate, ``[n, p]``: the total of ``memory_by_stage``, in less time.
+
+    State depends on few columns of the candidates, activations on others: each is computed for what differs in them.
+    """
+    some, of_state = candidates.distinct(_OF_STATE)
+    lasting = _lasting(model, train, gpu_type, some, held=holdings(model, some), implementation=WORKER)
+    some, of_passes = candidates.distinct(_OF_PASSES)
+    passing = _passing(model, train, some, WORKER)
+    exchange = _exchange(
+        candidates,
+        lasting.exchange[of_state],
+        lasting.freed_share[of_state],
+        passing.kept[of_passes],
+        passing.in_flight[of_passes],
+    )
+    moment = np.maximum(np.maximum(passing.working, passing.logits)[of_passes], exchange)
+    steady = (lasting.state + lasting.gathered + lasting.context)[of_state]
+    peaks: Floats = steady + passing.activations[of_passes] + moment
+    return peaks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lasting:
+    """Bytes that depend on who holds which state, ``[n, p]``.
+
+    Args:
+        exchange: Gradients on their way.
+        freed_share: Of a micro-batch's activations, what is gone by then.
+    """
+
+    state: Floats
+    gathered: Floats
+    exchange: Floats
+    freed_share: Floats
+    context: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passing:
+    """Bytes that depend on the micro-batches, ``[n, p]``: kept of one, of those in flight, and all that is there."""
+
+    kept: Floats
+    in_flight: Floats
+    activations: Floats
+    working: Floats
+    logits: Floats
+
+
+def _lasting(
+    model: ModelCost,
+    train: TrainSpec,
+    gpu_type: GpuType,
+    candidates: Candidates,
+    *,
+    held: Holdings,
+    implementation: Implementation,
+) -> _Lasting:
     together = exchanged_together(model, candidates, held)
     is_cpu = gpu_type.name == "cpu"
-    exchange = exchange_on_rank(train, candidates, held, together, copies_operand=is_cpu)
-    return Memory(
+    context = _context(gpu_type, candidates) + implementation.buffer_bytes
+    return _Lasting(
         state=state_on_rank(train, candidates, held) + _other_gradients(train, candidates, held, implementation),
         gathered=gathered_on_rank(model, train, candidates, held),
+        exchange=exchange_on_rank(train, candidates, held, together, copies_operand=is_cpu),
+        freed_share=_freed_share(model, held, together),
+        context=np.where(candidates.stage_mask, context, 0.0),
+    )
+
+
+def _passing(model: ModelCost, train: TrainSpec, candidates: Candidates, implementation: Implementation) -> _Passing:
+    kept = _kept(model, train, candidates)
+    in_flight = kept * _in_flight(candidates)
+    return _Passing(
+        kept=kept,
+        in_flight=in_flight,
         activations=in_flight + _received_ahead(model, train, candidates),
         working=_working(model, train, candidates),
         logits=_logits(model, candidates, implementation),
-        exchange=np.maximum(exchange - _freed(model, candidates, held, together, kept=kept, in_flight=in_flight), 0.0),
-        context=np.where(candidates.stage_mask, context, 0.0),
     )
+
+
+def _exchange(candidates: Candidates, exchange: Floats, freed_share: Floats, kept: Floats, in_flight: Floats) -> Floats:
+    """Return gradients on their way, less the activations that are gone by then.
+
+    Under ZeRO-1 these are all, as the step's backward passes are over; else those of one unit and micro-batch.
+    """
+    freed = np.where(candidates.zero[:, None] == 1, in_flight, freed_share * kept)
+    more: Floats = np.maximum(exchange - freed, 0.0)
+    return more
 
 
 def _other_gradients(
@@ -160,20 +257,14 @@ def _context(gpu_type: GpuType, candidates: Candidates) -> Floats:
     return np.where(is_alone, float(_CONTEXT_BYTES), CALIBRATION.rank_context_bytes)
 
 
-def _freed(
-    model: ModelCost, candidates: Candidates, held: Holdings, together: Floats, *, kept: Floats, in_flight: Floats
-) -> Floats:
-    """Return the activations that are gone when gradients are on their way.
+def _freed_share(model: ModelCost, held: Holdings, together: Floats) -> Floats:
+    """Return what share of a micro-batch's activations is gone when a unit's gradients are on their way.
 
-    Under ZeRO-1 all, as the step's backward passes are over. Else those of the unit, for one micro-batch: of layers
-    that are alike their share of the parameters; layers that differ hold many of one or of the other, so that there
-    only a unit that is the whole stage is certain.
+    Of layers that are alike it is their share of the parameters; layers that differ hold many of one or of the other,
+    so that there only a unit that is the whole stage is certain.
     """
-    share = np.divide(together, held.total, out=np.zeros(kept.shape), where=held.total > 0)
-    if sum(part.is_layer for part in model.parts) > 1:
-        share = np.floor(share)
-    freed: Floats = np.where(candidates.zero[:, None] == 1, in_flight, share * kept)
-    return freed
+    share = np.divide(together, held.total, out=np.zeros(held.total.shape), where=held.total > 0)
+    return np.floor(share) if sum(part.is_layer for part in model.parts) > 1 else share
 
 
 def _kept(model: ModelCost, train: TrainSpec, candidates: Candidates) -> Floats:

@@ -107,6 +107,8 @@ _OF_LAYERS = (
 _OF_EXCHANGE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "micro_batch_size", "expert_parallel", "recompute")
 _OF_STATE = ("group", "cut", "pp", "dp", "tp", "gpu_count", "expert_parallel", "zero")
 _OF_SENDS = ("group", "cut", "pp", "tp", "gpu_count", "micro_batch_size", "is_sequence_parallel")
+TIME_PARTS = (_OF_LAYERS, _OF_EXCHANGE, _OF_STATE, _OF_SENDS)
+"""Columns of the candidates on which a part of the stages' times depends."""
 
 
 def stage_terms(setting: Setting, candidates: Candidates) -> StageTerms:
