@@ -1,0 +1,135 @@
+"""Figures of a replay by hand: windows, fairness, sizes, deadlines, step functions, intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arena.domain.job import JobId
+from arena.domain.records import JobState
+from arena.sim.bootstrap import paired_ratio
+from arena.sim.figures import (
+    Need,
+    Window,
+    binned,
+    figures,
+    finish_time_fairness,
+    held_gpu_seconds,
+    size_class,
+    steady_window,
+    window_figures,
+)
+from arena.sim.ledger import JobOutcome, Ledger
+
+
+def outcome(
+    name: str, submitted_at_s: float, started_at_s: float, ended_at_s: float, *, state: JobState = JobState.SUCCEEDED
+) -> JobOutcome:
+    return JobOutcome(
+        job_id=JobId(name),
+        submitted_at_s=submitted_at_s,
+        first_started_at_s=started_at_s,
+        ended_at_s=ended_at_s,
+        state=state,
+        gpu_count=1,
+        gpu_seconds=ended_at_s - started_at_s,
+        lost_gpu_seconds=0.0,
+        attempt_count=1,
+    )
+
+
+def need(gpu_count: int = 1, alone_s: float = 100.0, deadline_s: float | None = None) -> Need:
+    return Need(gpu_count=gpu_count, alone_s=alone_s, deadline_s=deadline_s)
+
+
+def test_the_steady_window_is_set_by_submissions_alone() -> None:
+    assert steady_window([float(index) for index in range(11)]) == Window(from_s=1.0, to_s=9.0)
+    assert steady_window([5.0, 5.0, 5.0]) is None
+    assert steady_window([]) is None
+
+
+def test_fairness_is_one_for_who_runs_alone_and_counts_what_others_ask_for() -> None:
+    """One GPU, two jobs at once of 100 s each: two contend for it, then one is left for half of the second's stay."""
+    outcomes = [outcome("a", 0.0, 0.0, 100.0), outcome("b", 0.0, 100.0, 200.0)]
+    needs = {JobId("a"): need(), JobId("b"): need()}
+    found = finish_time_fairness(outcomes, needs, gpu_count=1)
+    assert found == {"a": pytest.approx(100 / (100 * 2.0)), "b": pytest.approx(200 / (100 * 1.5))}
+    alone = finish_time_fairness([outcomes[0]], needs, gpu_count=4)
+    assert alone == {"a": pytest.approx(1.0)}
+
+
+def test_a_job_that_waits_on_an_idle_cluster_is_treated_unfairly() -> None:
+    outcomes = [outcome("a", 0.0, 50.0, 150.0), outcome("b", 200.0, 200.0, 300.0)]
+    needs = {JobId("a"): need(), JobId("b"): need()}
+    rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
+    found = figures(Ledger(outcomes=outcomes, busy=[(50.0, 1)]), needs, gpu_count=8, rhos=rhos)
+    assert (found.rho_max, found.unfair_share) == (pytest.approx(1.5), 0.5)
+
+
+def test_deadlines_are_met_by_who_succeeds_in_time() -> None:
+    outcomes = [
+        outcome("met", 10.0, 10.0, 60.0),
+        outcome("late", 10.0, 10.0, 61.0),
+        outcome("cancelled", 10.0, 10.0, 20.0, state=JobState.CANCELLED),
+        outcome("free", 10.0, 10.0, 900.0),
+    ]
+    due = need(deadline_s=50.0)
+    needs = {JobId(name): due for name in ("met", "late", "cancelled", "unfinished")} | {JobId("free"): need()}
+    rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
+    found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
+    assert (found.deadline_count, found.deadline_met_count, found.cancelled_count) == (4, 1, 1)
+    assert found.summary.unfinished_count == 1
+
+
+def test_jobs_are_classed_by_the_gpus_that_they_ask_for() -> None:
+    assert [size_class(count) for count in (1, 2, 4, 5, 8, 9, 17, 64, 65, 1000)] == [
+        *("1", "2-4", "2-4", "5-8", "5-8", "9-16", "17-64", "17-64", "65+", "65+")
+    ]
+    outcomes = [outcome("a", 0.0, 0.0, 10.0), outcome("b", 0.0, 0.0, 30.0), outcome("c", 0.0, 0.0, 50.0)]
+    needs = {JobId("a"): need(1), JobId("b"): need(3), JobId("c"): need(200)}
+    rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
+    found = figures(Ledger(outcomes=outcomes, busy=[(0.0, 3)]), needs, gpu_count=8, rhos=rhos)
+    assert found.p99_jct_s_by_size == {"1": 10.0, "2-4": 30.0, "65+": 50.0}
+
+
+def test_a_step_function_is_integrated_exactly() -> None:
+    busy = [(10.0, 2), (20.0, 5), (30.0, 0)]
+    assert held_gpu_seconds(busy, Window(from_s=0.0, to_s=100.0)) == 70.0
+    assert held_gpu_seconds(busy, Window(from_s=15.0, to_s=25.0)) == 35.0
+    assert binned(busy, np.array([0.0, 20.0, 40.0])).tolist() == [1.0, 2.5]
+    assert binned([], np.array([0.0, 20.0])).tolist() == [0.0]
+
+
+def test_a_window_holds_its_jobs_and_its_own_utilisation() -> None:
+    outcomes = [outcome("before", 0.0, 0.0, 10.0), outcome("inside", 20.0, 20.0, 60.0)]
+    needs = {JobId("inside"): need()}
+    busy = [(0.0, 1), (10.0, 0), (20.0, 1), (60.0, 0)]
+    rhos = {JobId("before"): 1.0, JobId("inside"): 1.0}
+    window = Window(from_s=10.0, to_s=30.0)
+    found = window_figures(Ledger(outcomes=outcomes, busy=busy), needs, window, gpu_count=2, rhos=rhos)
+    assert (found.summary.job_count, found.summary.avg_jct_s) == (1, 40.0)
+    assert found.summary.utilisation == pytest.approx(10.0 / 40.0)
+
+
+def test_a_ratio_that_is_the_same_for_every_seed_is_certain() -> None:
+    ratio = paired_ratio([50.0, 100.0, 450.0], [100.0, 200.0, 900.0], seed=1)
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == (pytest.approx(0.5), pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_an_interval_holds_the_ratio_and_is_the_same_twice() -> None:
+    values, firsts = [80.0, 130.0, 90.0, 100.0], [100.0, 100.0, 100.0, 100.0]
+    ratio = paired_ratio(values, firsts, seed=1)
+    assert ratio is not None
+    assert ratio.low is not None
+    assert ratio.high is not None
+    assert 0.8 <= ratio.low < ratio.value < ratio.high <= 1.3
+    assert ratio == paired_ratio(values, firsts, seed=1)
+
+
+def test_one_seed_has_no_interval_and_nothing_has_no_ratio() -> None:
+    ratio = paired_ratio([80.0], [100.0], seed=1)
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == (0.8, None, None)
+    assert paired_ratio([float("nan")], [100.0], seed=1) is None
+    assert paired_ratio([1.0], [0.0], seed=1) is None
