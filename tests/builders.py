@@ -35,7 +35,7 @@ def train_spec(name: str = "job", *, model: Mapping[str, Any] | None = None, **f
 
 def command_spec(name: str = "script", *, count: int = 1, **fields: Any) -> JobSpec:
     """A command job on so many GPUs."""
-    command = {"argv": ("python", "train.py")}
+    command = fields.pop("command", {"argv": ("python", "train.py")})
     return JobSpec.model_validate(
         {"name": name, "command": command, "kind": "rigid", "gpus": {"count": count}, **fields}
     )
