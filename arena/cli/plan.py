@@ -45,6 +45,7 @@ from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import ReasonCode
 from arena.errors import InfeasibleError, UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
+from arena.planner.search import Counts
 from arena.planner.source import PlannerGridSource
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _work_fields(work: Work) -> dict[str, Any]:
 
 
 def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
-    grid = _grid(asked, shows_progress=not app.out.json_mode and sys.stderr.isatty())
+    grid, counts = _grid(asked, shows_progress=not app.out.json_mode and sys.stderr.isatty())
     rows = priced_cells(grid, asked.work, asked.cluster.gpu_types, asked.goal)
     bounds = (
         layout_bounds(asked.train, asked.spec.parallel, _groups(asked, grid)) if options["gpus"] is not None else ()
@@ -195,24 +196,30 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
     mixed = best_mixed(asked.spec, asked.train, asked.cluster, asked.goal, beyond_worker=asked.beyond_worker)
     drawn = _drawn(asked, grid, rows, options["png"])
     if app.out.json_mode:
-        _write_json(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, png=drawn)
+        _write_json(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, png=drawn, counts=counts)
     else:
         _write_text(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, options=options)
+        if counts.judged:
+            app.out.line()
+            app.out.line(f"{counts.judged:,} plans evaluated, {counts.timed:,} of them fit")
         if drawn is not None:
             app.out.line()
             app.out.line(f"drawn in {quoted(drawn)}")
     return None if rows or mixed else InfeasibleError.exit_code
 
 
-def _grid(asked: _Asked, *, shows_progress: bool) -> Grid:
-    """Return the grid of each GPU type, put together; each type says why if it has no group at all."""
+def _grid(asked: _Asked, *, shows_progress: bool) -> tuple[Grid, Counts]:
+    """Return the grid of each GPU type, put together, with what was looked at; a type says why if it has no group."""
     source = PlannerGridSource(gpu_types=asked.cluster.gpu_types, beyond_worker=asked.beyond_worker)
     types = sorted(asked.spec.gpus.types or asked.cluster.shape.gpu_count_by_type)
-    grids = []
+    grids: list[Grid] = []
+    counts = Counts()
     for gpu_type in with_progress(types, _error_console()) if shows_progress else types:
         limits = asked.spec.gpus.model_copy(update={"types": (gpu_type,)})
-        grids.append(source.grid(asked.spec.model_copy(update={"gpus": limits}), asked.cluster.shape))
-    return merged(grids)
+        grid, more = source.counted_grid(asked.spec.model_copy(update={"gpus": limits}), asked.cluster.shape)
+        grids.append(grid)
+        counts = counts.plus(more)
+    return merged(grids), counts
 
 
 def _error_console() -> Console:
@@ -270,6 +277,7 @@ def _write_json(
     layouts: tuple[LayoutBounds, ...],
     mixed: MixedPlan | None,
     png: str | None,
+    counts: Counts,
 ) -> None:
     app.out.document(
         job=asked.spec.name,
@@ -281,6 +289,8 @@ def _write_json(
         layouts=layouts,
         mixed=mixed,
         source=grid.source,
+        plans_evaluated=counts.judged,
+        plans_fitting=counts.timed,
         png=png,
     )
 

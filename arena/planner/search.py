@@ -40,6 +40,10 @@ class Counts:
     judged: int = 0
     timed: int = 0
 
+    def plus(self, other: Counts) -> Counts:
+        """Add what another search looked at."""
+        return Counts(judged=self.judged + other.judged, timed=self.timed + other.timed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
