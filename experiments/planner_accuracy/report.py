@@ -12,7 +12,7 @@ from rich.table import Table
 from experiments.planner_accuracy.predict import Prediction
 from experiments.planner_accuracy.score import by_source
 
-_COLUMNS = ("time %", "95 %", "rows", "bias %", "memory %", "rows", "Spearman", "pairs right %")
+_COLUMNS = ("time %", "95 %", "rows", "bias %", "memory %", "rows", "Spearman", "pairs right %", "regret %")
 
 
 def print_table(result: Mapping[str, Any]) -> None:
@@ -42,6 +42,7 @@ def _cells(found: Mapping[str, Any]) -> list[str]:
         str(found["memory_count"]),
         _number(found["spearman"], 2),
         _number(found["pairs_right_pct"]) + f" of {found['pair_count']}",
+        _number(found["regret_pct"]),
     ]
 
 

@@ -14,6 +14,7 @@ from experiments.planner_accuracy.predict import Prediction
 APART = 0.05
 """Pairs of runs whose times differ by more are expected in the right order."""
 _RESAMPLES = 1000
+_CHOICES_MIN = 3
 _SEED = 20261129
 
 
@@ -25,6 +26,8 @@ class Score:
         time_interval_pct: Central 95 % of the mean over resampled rows.
         spearman: Rank correlation of predicted and measured throughput per GPU.
         pairs_right_pct: Of ``pair_count`` pairs of runs of one model on equally many of the same GPUs.
+        regret_pct: By how much the run that is predicted fastest is slower than the fastest one, on average over models
+            on equally many of the same GPUs with three runs or more.
     """
 
     time_mape_pct: float | None
@@ -37,6 +40,7 @@ class Score:
     spearman: float | None
     pairs_right_pct: float | None
     pair_count: int
+    regret_pct: float | None
 
 
 def score(predictions: Sequence[Prediction]) -> Score:
@@ -55,6 +59,7 @@ def score(predictions: Sequence[Prediction]) -> Score:
         spearman=rank_correlation(predictions),
         pairs_right_pct=100.0 * right / count if count else None,
         pair_count=count,
+        regret_pct=regret_pct(predictions),
     )
 
 
@@ -84,13 +89,8 @@ def ordered_pairs(predictions: Iterable[Prediction]) -> tuple[int, int]:
     Comparable: the same source, model shape and sequence, on equally many GPUs of one type; what is compared is time
     per sample. Pairs that differ by at most 5 % count for nothing.
     """
-    groups: dict[object, list[Prediction]] = {}
-    for one in predictions:
-        if one.case.time_s:
-            key = (one.case.source, one.case.train.model.model_dump_json(), one.case.gpu_type.name, one.case.group)
-            groups.setdefault(key, []).append(one)
     right = count = 0
-    for same in groups.values():
+    for same in _comparable(predictions):
         for left, other in combinations(same, 2):
             ratio = _per_sample(left, measured=True) / _per_sample(other, measured=True)
             if max(ratio, 1.0 / ratio) > 1.0 + APART:
@@ -98,6 +98,26 @@ def ordered_pairs(predictions: Iterable[Prediction]) -> tuple[int, int]:
                 guess = _per_sample(left, measured=False) / _per_sample(other, measured=False)
                 right += (guess > 1.0) == (ratio > 1.0)
     return right, count
+
+
+def regret_pct(predictions: Iterable[Prediction]) -> float | None:
+    """Return what trusting the model costs on average where it has three comparable runs or more to choose from."""
+    lost = []
+    for same in _comparable(predictions):
+        if len(same) >= _CHOICES_MIN:
+            chosen = min(same, key=lambda one: _per_sample(one, measured=False))
+            best_s = min(_per_sample(one, measured=True) for one in same)
+            lost.append(_per_sample(chosen, measured=True) / best_s - 1.0)
+    return float(100.0 * np.mean(lost)) if lost else None
+
+
+def _comparable(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
+    groups: dict[object, list[Prediction]] = {}
+    for one in predictions:
+        if one.case.time_s:
+            key = (one.case.source, one.case.train.model.model_dump_json(), one.case.gpu_type.name, one.case.group)
+            groups.setdefault(key, []).append(one)
+    return list(groups.values())
 
 
 def _per_sample(one: Prediction, *, measured: bool) -> float:

@@ -229,3 +229,14 @@ def test_keeping_every_other_product_needs_less_than_all_and_more_than_none(tmp_
     case = rows["selective"]
     kept = replace(case, implementation=replace(case.implementation, keeps_every_other_product=True))
     assert peaks["full"] < predict(kept).memory_gb < peaks["none"]
+
+
+def test_regret_is_what_the_run_predicted_fastest_loses(tmp_path: Path) -> None:
+    case = case_of(good(changed(tmp_path)))
+    # Measured and predicted seconds of three runs of one model on the same GPUs.
+    three = [
+        Prediction(case=replace(case, time_s=measured), time_s=predicted, memory_gb=1.0)
+        for measured, predicted in ((10.0, 12.0), (11.0, 9.0), (20.0, 21.0))
+    ]
+    assert score(three).regret_pct == pytest.approx(10.0)
+    assert score(three[:2]).regret_pct is None, "two are no choice"
