@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
 from arena.domain.events import Event, JobSubmitted, NodeRegistered
@@ -56,12 +58,21 @@ class ReplayJob:
     user: str = "trace"
 
 
+class Disturbance(Protocol):
+    """Something that happens to nodes (see ``arena.sim.disturbances``)."""
+
+    def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[tuple[float, Event]]:
+        """Yield what happens, in order of time."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
     """A cluster, a policy and how the modelled agents behave.
 
     Args:
         shape: The cluster; all its nodes are there from the beginning.
+        disturbances: What happens to the nodes.
         pace_s: True seconds per step of an attempt, where they are not what its estimate says.
         check: Examine every state for broken invariants; slower.
     """
@@ -71,6 +82,7 @@ class Replay:
     grids: GridSource
     costs: SimCosts = field(default_factory=SimCosts)
     config: EngineConfig = REPLAY_CONFIG
+    disturbances: tuple[Disturbance, ...] = ()
     pace_s: Callable[[AttemptRecord], float] | None = None
     check: bool = False
 
@@ -98,6 +110,7 @@ class Replay:
             if watch is not None:
                 watch(step)
 
+        begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
         simulation = Simulation(
             policy=self.policy,
             grids=self.grids,
@@ -105,22 +118,26 @@ class Replay:
             config=self.config,
             fates={job.job_id: job.fate for job in jobs},
             pace_s=self.pace_s,
+            source=self._source(jobs, begins_s),
+            is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,
             watch=watching,
-            kernel=Kernel(now_s=min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S),
+            kernel=Kernel(now_s=begins_s),
         )
-        for at_s, event in (*self._arrivals_of_nodes(), *self._arrivals(jobs)):
-            simulation.at(at_s, event)
         simulation.run(until_s=until_s)
         if until_s >= HORIZON_S and len(ledger.outcomes) < len(jobs):
             raise InternalError(f"{len(jobs) - len(ledger.outcomes)} of {len(jobs)} jobs never ended")
         return ledger
 
-    def _arrivals_of_nodes(self) -> Iterable[tuple[float, Event]]:
-        return ((-math.inf, NodeRegistered(info=info)) for info in nodes_of(self.shape))
+    def _source(self, jobs: Sequence[ReplayJob], begins_s: float) -> Iterator[tuple[float, Event]]:
+        """Yield all that comes from outside, in order of time; nodes first."""
+        nodes = list(nodes_of(self.shape))
+        yield from ((begins_s, NodeRegistered(info=info)) for info in nodes)
+        streams = [self._arrivals(jobs), *(one.events(nodes, begins_s) for one in self.disturbances)]
+        yield from heapq.merge(*streams, key=lambda timed: timed[0])
 
-    def _arrivals(self, jobs: Sequence[ReplayJob]) -> Iterable[tuple[float, Event]]:
-        for job in jobs:
+    def _arrivals(self, jobs: Sequence[ReplayJob]) -> Iterator[tuple[float, Event]]:
+        for job in sorted(jobs, key=lambda job: job.submitted_at_s):
             event = JobSubmitted(job_id=job.job_id, spec=job.spec, user=job.user, request_id=job.job_id)
             yield self._rounded(job.submitted_at_s), event
 

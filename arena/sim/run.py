@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arena.domain.events import Event, NodeDisconnected, Tick
@@ -16,7 +16,7 @@ from arena.engine.ports import Restored, Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
-from arena.sim.kernel import Kernel
+from arena.sim.kernel import Kernel, Scheduled
 from arena.sim.world import ARRIVALS_LAST, Fate, SimWorld
 
 HORIZON_S = 1e14
@@ -34,6 +34,8 @@ class Simulation:
         config: The engine's deadlines and budgets.
         fates: How jobs really go; who is missing ends at the limit of its specification.
         pace_s: True seconds per step of an attempt, where they are not what its estimate says.
+        source: What happens from outside, in order of time; drawn one by one, so it may be without end.
+        is_over: Asked after every event whether the run has ended, where the source never does.
         check: Examine every state for broken invariants; slower.
         watch: Called with every step. By default steps and ended jobs are kept; with a watcher they are not, so that
             memory stays flat.
@@ -45,6 +47,8 @@ class Simulation:
     config: EngineConfig = field(default_factory=lambda: EngineConfig(shape_settle_s=0.0))
     fates: Mapping[JobId, Fate] = field(default_factory=dict)
     pace_s: Callable[[AttemptRecord], float] | None = None
+    source: Iterator[tuple[float, Event]] = field(default_factory=lambda: iter(()))
+    is_over: Callable[[], bool] | None = None
     check: bool = False
     watch: Callable[[Step], None] | None = None
     kernel: Kernel[Event] = field(default_factory=Kernel)
@@ -52,6 +56,7 @@ class Simulation:
     ended: dict[JobId, JobRecord] = field(default_factory=dict)
     engine: Engine = field(init=False)
     world: SimWorld = field(init=False)
+    _drawn: Scheduled[Event] | None = None
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.policy, self.config)
@@ -79,9 +84,18 @@ class Simulation:
             if event is None:
                 return
             self.handle(event)
+            if self.is_over is not None and self.is_over():
+                return
         raise InternalError(f"the simulation did not end within {events_max} events")
 
+    def _draw(self) -> None:
+        """Keep the next thing from outside scheduled."""
+        if self._drawn is None or self._drawn[3] is None:
+            following = next(self.source, None)
+            self._drawn = None if following is None else self.kernel.push(*following, priority=ARRIVALS_LAST)
+
     def _next(self, until_s: float) -> Event | None:
+        self._draw()
         event_at_s, wakeup_s = self.kernel.peek_s(), self.engine.next_wakeup_s
         if not self.engine.state.jobs and event_at_s is None:
             return None  # only periodic looks at an empty cluster are left

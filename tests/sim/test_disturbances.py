@@ -1,0 +1,122 @@
+"""Nodes that fail and come back under a replay: by hand, and at random without a job lost or a device given twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arena.domain.events import NodeDisconnected, NodeDrainChanged, NodeRegistered
+from arena.domain.launch import NodeId
+from arena.domain.records import JobState
+from arena.errors import UserError
+from arena.policies.registry import make_policy
+from arena.sim.costs import ConstantRestart
+from arena.sim.disturbances import Availability, Failures, Reclaims
+from arena.sim.replay import REPLAY_CONFIG, Disturbance, Replay, ReplayJob, nodes_of
+from tests.builders import shape
+from tests.sim.test_replay import FREE, job, table
+
+NODE = NodeId("cpu-default-1x00000")
+GRIDS = table({("cpu", (1,)): 1.0, ("cpu", (1, 1)): 0.5})
+
+
+def ends(*jobs: ReplayJob, nodes: int, disturbance: Disturbance, grace_s: float = 15.0) -> dict[str, float]:
+    replay = Replay(
+        shape=shape(("cpu", 1, nodes)),
+        policy=make_policy("fcfs"),
+        grids=GRIDS,
+        costs=replace(FREE, restart=ConstantRestart(first_s=0.0, again_s=7.0)),
+        config=replace(REPLAY_CONFIG, node_grace_s=grace_s, backoff_s=0.0),
+        disturbances=(disturbance,),
+        check=True,
+    )
+    outcomes = replay.run(jobs).outcomes
+    assert {one.state for one in outcomes} == {JobState.SUCCEEDED}
+    return {str(one.job_id): one.ended_at_s for one in outcomes}
+
+
+def test_a_job_goes_on_elsewhere_from_its_last_checkpoint() -> None:
+    """The first node is taken at 250 s; steps 200 to 250 are lost, 15 s until it is given up, 7 s to load: 572 s."""
+    away = Reclaims(changes=(Availability(at_s=250.0, node_id=NODE, is_there=False),), grace_s=0.0)
+    assert ends(job("a", 0.0, 500), nodes=2, disturbance=away) == {"a": 250.0 + 15.0 + 7.0 + 300.0}
+
+
+def test_a_lent_node_takes_no_work_in_its_grace_and_works_again_when_it_is_back() -> None:
+    """Asked back at 100 s with 50 s of grace: b, who comes at 120 s, waits until the node is there again at 400 s."""
+    changes = (
+        Availability(at_s=100.0, node_id=NODE, is_there=False),
+        Availability(at_s=400.0, node_id=NODE, is_there=True),
+    )
+    lent = Reclaims(changes=changes, grace_s=50.0)
+    found = ends(job("a", 0.0, 60), job("b", 120.0, 30), nodes=1, disturbance=lent)
+    assert found == {"a": 60.0, "b": 430.0}
+
+
+def test_words_come_in_order_and_a_node_lent_again_within_its_grace_goes_first() -> None:
+    changes = (
+        Availability(at_s=100.0, node_id=NODE, is_there=False),
+        Availability(at_s=120.0, node_id=NODE, is_there=True),
+    )
+    events = list(Reclaims(changes=changes, grace_s=50.0).events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0))
+    kinds = [(at_s, type(event)) for at_s, event in events]
+    assert kinds == [
+        (100.0, NodeDrainChanged),
+        (150.0, NodeDisconnected),
+        (150.0, NodeRegistered),
+        (150.0, NodeDrainChanged),
+    ]
+
+
+def test_an_unknown_node_in_the_trace_is_named() -> None:
+    lent = Reclaims(changes=(Availability(at_s=1.0, node_id=NodeId("n9"), is_there=False),), grace_s=0.0)
+    with pytest.raises(UserError, match="n9"):
+        list(lent.events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0))
+
+
+def test_a_node_more_changes_nothing_for_the_others() -> None:
+    def of_first(count: int) -> list[float]:
+        nodes = list(nodes_of(shape(("cpu", 1, count))))
+        events = Failures(mean_uptime_s=100.0, mean_repair_s=10.0, seed=3).events(nodes, 0.0)
+        return [
+            at_s
+            for at_s, event in islice(events, 200)
+            if isinstance(event, NodeDisconnected | NodeRegistered)
+            and (event.node_id if isinstance(event, NodeDisconnected) else event.info.node_id) == NODE
+        ][:20]
+
+    assert of_first(1)[:10] == of_first(3)[:10]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    policy=st.sampled_from(["fcfs", "srtf", "tiresias", "fcfs-easy", "elastic", "arena-greedy"]),
+    uptime_s=st.sampled_from([300.0, 1000.0]),
+)
+def test_whatever_fails_every_job_ends(seed: int, policy: str, uptime_s: float) -> None:
+    """Failures every few minutes, gangs of two, restarts without limit: all end, and no invariant breaks."""
+    kinds = [{"kind": "rigid", "gpus": {"count": count}} for count in (1, 2)]
+    jobs = [
+        job(
+            f"j{index}",
+            40.0 * index,
+            150,
+            retry={"restarts_max": 10_000, "launch_failures_max": 10_000},
+            **kinds[index % 2],
+        )
+        for index in range(8)
+    ]
+    replay = Replay(
+        shape=shape(("cpu", 1, 3)),
+        policy=make_policy(policy),
+        grids=GRIDS,
+        costs=replace(FREE, start_s=1.0, save_s=2.0, exit_s=0.5),
+        disturbances=(Failures(mean_uptime_s=uptime_s, mean_repair_s=60.0, seed=seed),),
+        config=replace(REPLAY_CONFIG, quarantine_after=1_000_000),
+        check=True,
+    )
+    assert {one.state for one in replay.run(jobs).outcomes} == {JobState.SUCCEEDED}
