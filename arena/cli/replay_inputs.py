@@ -94,7 +94,7 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """Return what sets this study apart from others, as JSON."""
-        return {"files": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
+        return {"sha256": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,14 +37,14 @@ from arena.sim.figures import (
     window_figures,
 )
 from arena.sim.ledger import JobOutcome, Ledger
-from arena.sim.replay import NEVER_S, REPLAY_CONFIG, Replay
+from arena.sim.replay import HORIZON_S, REPLAY_CONFIG, Replay
 from arena.sim.timeline import Bar, Timeline, all_devices, drawn_devices, rows_of
 
 STUDY_CONFIG = replace(REPLAY_CONFIG, decide_after_s=0.0)
 """All that happens at one instant is decided together."""
 
-FOREVER_S = NEVER_S / 2
-"""Beyond any trace, and before the deadlines that nobody can miss."""
+FOREVER_S = math.nextafter(HORIZON_S, 0.0)
+"""Beyond any trace; a replay that is cut even here leaves it to the watchdog to say who never ended."""
 
 BINS = 400
 EVENTS_KEPT = 2_000
@@ -177,7 +177,6 @@ class Runner:
             check=scenario.checks_all,
         )
         jobs = list(replay_jobs(scenario.jobs, is_rigid=is_rigid, lengths=scenario.lengths))
-        # Cut at an instant, a replay counts nobody as lost; the watchdog then says who was.
         ledger = replay.run(jobs, until_s=min(scenario.until_s, FOREVER_S), watch=watching)
         if math.isinf(scenario.until_s):
             watchdog.finish()

@@ -1,0 +1,288 @@
+"""``arena replay`` as its users see it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.cli import replay_runs
+from arena.cli.main import run
+from arena.cli.replay_inputs import ReplayOptions, grids_of, length_factor, prepared, read_inputs
+from arena.cli.replay_runs import Order, run_all
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Grid
+from arena.domain.job import JobSpec
+from arena.sim.checks import ReplayFaultError
+from arena_traces.reading import read_trace
+from tests.fakes.command_line import Arena, Done
+from tests.trace_files import ARENA_HEAD, ITP_HEAD, itp_job, table, written
+
+ROWS = ("a,0,100,4", "b,10,100,0.5", "idle,15,100,0", "c,20,200,2", "d,30,50,1", "e,400,100,4")
+"""Four GPUs: a has all, the others wait for it; one row asks for nothing."""
+
+STEPS = "workload,global_batch,group,step_time_s\nnet__1B,8,cpu 4,1\nnet__1B,8,cpu 2,1.5\nnet__1B,8,cpu 1,2.5\n"
+MAPPING = """
+classes:
+  - below_gpu_hours: 0.1
+    workloads: [{name: net__1B, global_batch: 8, gpu_seconds_per_step: 2.5}]
+  - workloads:
+      - {name: net__1B, global_batch: 8, gpu_seconds_per_step: 2.5}
+      - {name: net__1B, global_batch: 8, gpu_seconds_per_step: 25}
+"""
+
+
+@pytest.fixture
+def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
+    def call(*argv: object) -> Done:
+        code = run([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a trace, one of Arena's, a cluster, a table and a mapping."""
+    written(tmp_path / "trace.csv", table(ITP_HEAD, *ROWS))
+    rows = ("1,0,100,net__1B,1000,8,4,cpu", "2,10,100,net__1B,-1,8,2,cpu", "3,20,100,net__1B,60,8,1,cpu")
+    written(tmp_path / "arena.csv", table(ARENA_HEAD, *rows))
+    (tmp_path / "cluster.yaml").write_text("nodes: [{type: cpu, count: 1, gpus: 4}]\n")
+    (tmp_path / "steps.csv").write_text(STEPS)
+    (tmp_path / "mapping.yaml").write_text(MAPPING)
+    return tmp_path
+
+
+def replay(arena: Arena, folder: Path, *argv: object, trace: str = "trace.csv") -> Done:
+    return arena("replay", folder / trace, "--cluster", folder / "cluster.yaml", "--restart-s", 10, *argv)
+
+
+def test_a_table_shows_all_jobs_of_each_policy(arena: Arena, folder: Path) -> None:
+    done = replay(arena, folder, "--policy", "fcfs,elastic", "--check")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].endswith("6 rows: 5 jobs, 1 dropped; 1 of the jobs repaired")
+    begin = lines.index("ALL JOBS, whole run")
+    head, *rows = (line.split() for line in lines[begin + 1 : begin + 4])
+    assert head[:4] == ["POLICY", "JOBS", "UNFINISHED", "AVG_JCT"]
+    assert [row[:3] for row in rows] == [["fcfs", "5", "0"], ["elastic", "5", "0"]]
+    # By hand under fcfs: a 0-110, then b, c, d side by side: b 110-220, c 110-320, d 110-170, and e 400-510.
+    assert rows[0][3] == f"{(110 + 210 + 300 + 140 + 110) / 5:.0f}"
+    assert any(line.startswith("RATIO TO fcfs") for line in lines)
+
+
+def test_the_document_holds_figures_digests_and_the_account(arena: Arena, folder: Path) -> None:
+    document = replay(arena, folder, "--policy", "fcfs", "--json").document
+    assert document["trace"]["dropped_count"] == 1
+    assert (document["replayed_job_count"], document["gpu_count"]) == (5, 4)
+    [policy] = document["policies"]
+    assert policy["whole"]["avg_jct_s"] == pytest.approx(174.0)
+    assert policy["whole"]["lost_gpu_hours"] == pytest.approx(10 * (4 + 1 + 2 + 1 + 4) / 3600)
+    assert policy["whole"]["p99_jct_s_by_size"].keys() == {"1", "2-4"}
+    assert policy["steady"]["job_count"] == 4
+    [made] = policy["runs"]
+    again = replay(arena, folder, "--policy", "fcfs", "--json").document["policies"][0]["runs"][0]
+    assert (made["digest"], made["key"]) == (again["digest"], again["key"])
+
+
+def test_workloads_of_a_trace_are_timed_by_a_table(arena: Arena, folder: Path) -> None:
+    done = replay(
+        arena, folder, "--grids", folder / "steps.csv", "--policy", "fcfs,arena-greedy", "--json", trace="arena.csv"
+    )
+    fcfs, greedy = done.document["policies"]
+    # By hand: 1 on four GPUs 0-110; then 2 on two, 110-270, and 3 on one, 110-370.
+    assert fcfs["whole"]["avg_jct_s"] == pytest.approx((110 + 260 + 350) / 3)
+    assert (fcfs["whole"]["deadline_count"], fcfs["whole"]["deadline_met_count"]) == (2, 1)
+    assert (fcfs["is_rigid"], greedy["is_rigid"]) == (True, False)
+    fifth = replay(
+        arena, folder, "--grids", folder / "steps.csv", "--steps", 0.2, "--json", trace="arena.csv"
+    ).document["policies"][0]
+    assert fifth["whole"]["avg_jct_s"] == pytest.approx((30 + 60 + 70) / 3)
+
+
+def test_parts_loads_and_ends_of_a_trace(arena: Arena, folder: Path) -> None:
+    first = replay(arena, folder, "--first", 2, "--json").document
+    assert (first["replayed_job_count"], first["trace"]["left_out_count"]) == (2, 3)
+    part = replay(arena, folder, "--window", 15, 100, "--json").document
+    assert part["replayed_job_count"] == 2
+    loaded = replay(arena, folder, "--load", 0.5, "--json").document["policies"][0]["whole"]
+    # 1,350 GPU-seconds at half of four GPUs take 675 s, then the last runs for 110 s more.
+    assert loaded["makespan_s"] == pytest.approx(675 + 110)
+    cut = replay(arena, folder, "--until", 115, "--json").document["policies"][0]["whole"]
+    assert (cut["job_count"], cut["unfinished_count"]) == (5, 4)
+
+
+def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, folder: Path) -> None:
+    argv = ("--grids", folder / "steps.csv", "--mapping", folder / "mapping.yaml", "--policy", "fcfs,elastic")
+    more = ("--seeds", 3, "--lengths", "predicted", "--out", folder / "out")
+    done = replay(arena, folder, *argv, *more)
+    assert (done.code, done.err) == (0, "")
+    assert "95 % paired bootstrap over seeds" in done.out
+    assert len(list((folder / "out" / "runs").iterdir())) == 6
+    kept = next(path for path in (folder / "out" / "runs").iterdir() if path.name.startswith("elastic-seed2-"))
+    # What is kept is taken as it is, which a mark shows; what is gone is made anew.
+    document = json.loads(kept.read_text())
+    document["whole"]["avg_jct_s"] = 12345.0
+    kept.write_text(json.dumps(document))
+    gone = next(path for path in (folder / "out" / "runs").iterdir() if path.name.startswith("fcfs-seed1-"))
+    before = gone.read_text()
+    gone.unlink()
+    again = replay(arena, folder, *argv, *more, "--json").document
+    assert again["policies"][1]["runs"][2]["whole"]["avg_jct_s"] == 12345.0
+    assert json.loads(gone.read_text())["digest"] == json.loads(before)["digest"]
+    kept.write_text("{")
+    healed = replay(arena, folder, *argv, *more, "--json").document
+    assert healed["policies"][1]["runs"][2]["whole"]["avg_jct_s"] < 12345.0
+
+
+def test_the_report_is_one_file_with_everything(arena: Arena, folder: Path) -> None:
+    assert replay(arena, folder, "--policy", "fcfs,elastic", "--out", folder / "out").code == 0
+    page = (folder / "out" / "report.html").read_text()
+    assert len(re.findall(r'src="data:image/png;base64,iVBORw0KGgo', page)) == 5
+    assert not re.findall(r'(?:src|href)="(?!data:)', page)
+    for part in (
+        "ALL JOBS, whole run",
+        "no_gpus",
+        "gpu_share",
+        "RATIO TO fcfs",
+        "SHA-256 of the trace",
+        "Digests of runs",
+    ):
+        assert part in page
+    results = json.loads((folder / "out" / "results.json").read_text())
+    assert results["policies"][0]["runs"][0]["digest"] in page
+    rows = list(csv.DictReader(io.StringIO((folder / "out" / "jobs.csv").read_text())))
+    assert sorted((row["policy"], row["job_id"]) for row in rows) == sorted(
+        (policy, job_id) for policy in ("fcfs", "elastic") for job_id in "abcde"
+    )
+    scopes = [row["scope"] for row in csv.DictReader(io.StringIO((folder / "out" / "results.csv").read_text()))]
+    assert scopes == ["whole", "steady"] * 2
+
+
+def test_names_of_a_trace_cannot_write_the_report(arena: Arena, folder: Path) -> None:
+    written(folder / "evil.csv", table(ITP_HEAD, "<script>alert(1)</script>$x^$,0,10,1"))
+    assert replay(arena, folder, "--out", folder / "out", trace="evil.csv").code == 0
+    assert "<script" not in (folder / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("--policy", "nope"), "unknown policy 'nope'. Use one of arena-greedy, elastic, fcfs"),
+        (("--policy", "fcfs,fcfs"), "--policy fcfs,fcfs names one twice"),
+        (("--policy", ","), "--policy names no policy"),
+        (("--grids", "{}/steps.csv"), "--mapping default"),
+        (("--grids", "{}/missing.csv"), "cannot read"),
+        (("--mapping", "default"), "nothing says how fast those are. Give their measurements with --grids TABLE"),
+        (("--seeds", "3"), "would run the same thing 3 times"),
+        (("--window", "900", "1000"), "no job was submitted from 900 to 1000 s"),
+        (("--jobs", "0"), "--jobs 0 runs nothing"),
+        (("--out", "{}/trace.csv"), "is a file"),
+        (("--load", "1e-320"), "is out of reach"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arena: Arena, folder: Path, argv: Sequence[str], told: str) -> None:
+    done = replay(arena, folder, *(part.format(folder) for part in argv))
+    assert (done.code, done.out, done.err.count("\n")) == (4, "", 1)
+    assert told in done.err
+
+
+def test_jobs_that_fit_nowhere_are_told_or_left_out(arena: Arena, folder: Path) -> None:
+    written(folder / "large.csv", table(ITP_HEAD, "a,0,100,4", "huge,5,100,64"))
+    done = replay(arena, folder, trace="large.csv")
+    assert done.code == 4
+    assert "1 of 2 jobs can run nowhere on this cluster: huge (line 3)" in done.err
+    document = replay(arena, folder, "--drop-unplaceable", "--json", trace="large.csv").document
+    assert (document["replayed_job_count"], document["unplaceable_count"]) == (1, 1)
+    assert document["trace"]["left_out_count"] == 1
+
+
+def test_a_trace_with_workloads_needs_a_table(arena: Arena, folder: Path) -> None:
+    done = replay(arena, folder, trace="arena.csv")
+    assert done.code == 4
+    assert (
+        "names workloads, and nothing says how fast those are. Give their measurements with --grids TABLE" in done.err
+    )
+
+
+def test_errors_of_lengths_are_drawn_by_seed_and_row_alone() -> None:
+    options = ReplayOptions(lengths="predicted", length_sigma=0.5)
+    jobs = [itp_job(row, submitted_at_s=0.0) for row in range(2, 2002)]
+    factors = sorted(length_factor(options, job, 7) for job in jobs)
+    assert factors == sorted(length_factor(options, job, 7) for job in reversed(jobs))
+    assert factors != sorted(length_factor(options, job, 8) for job in jobs)
+    # Log-normal: the median is 1, and about 84 % are below e^sigma.
+    assert factors[1000] == pytest.approx(1.0, rel=0.05)
+    assert factors[1683] == pytest.approx(1.6487, rel=0.07)
+    assert length_factor(replace(options, length_sigma=0.0), jobs[0], 7) == 1.0
+
+
+class NoGrids:
+    """A source whose grids hold nothing, so that no job can ever start."""
+
+    version = "none"
+
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        return Grid(cells=(), infeasible=(), source="none")
+
+
+def orders(folder: Path, seed_count: int) -> list[Order]:
+    inputs = read_inputs(
+        read_trace(folder / "trace.csv"),
+        cluster_file=str(folder / "cluster.yaml"),
+        grids="planner",
+        mapping=None,
+        options=ReplayOptions(),
+    )
+    made = prepared(inputs, grids_of(inputs), seed=0)
+    return [Order(policy="fcfs", seed=seed, scenario=made.scenario, key=f"{seed:064}") for seed in range(seed_count)]
+
+
+def test_a_run_that_fails_leaves_what_led_to_it(folder: Path) -> None:
+    good, bad = orders(folder, 2)
+    bad = replace(bad, scenario=replace(bad.scenario, grids=NoGrids()))
+    with pytest.raises(ReplayFaultError, match="5 jobs never ended") as error:
+        run_all(
+            [good, bad],
+            process_count=1,
+            directory=folder / "out",
+            watch_of=lambda _: lambda _: None,
+            tell=lambda _, __: None,
+        )
+    fault = json.loads(Path(error.value.details["file"]).read_text())
+    assert fault["error"]["code"] == "replay_fault"
+    assert [one["event"]["job_id"] for one in fault["last_events"] if one["event"]["kind"] == "job_submitted"] == [
+        *"abcde"
+    ]
+    assert fault["snapshot"]["waiting"] == [*"abcde"]
+    assert [path.name for path in (folder / "out" / "runs").iterdir()] == [good.file_name]
+
+
+def test_the_program_is_part_of_what_names_a_result() -> None:
+    assert len(replay_runs.code_digest()) == 64
+    identity = {"files": {"trace": "x"}}
+    first = replay_runs.key_of(identity, policy="fcfs", seed=0, trace_changes=())
+    assert first == replay_runs.key_of(identity, policy="fcfs", seed=0, trace_changes=())
+    others = [
+        replay_runs.key_of({"files": {"trace": "y"}}, policy="fcfs", seed=0, trace_changes=()),
+        replay_runs.key_of(identity, policy="elastic", seed=0, trace_changes=()),
+        replay_runs.key_of(identity, policy="fcfs", seed=1, trace_changes=()),
+        replay_runs.key_of(identity, policy="fcfs", seed=0, trace_changes=("the first 2 jobs",)),
+    ]
+    assert len({first, *others}) == 5
+
+
+@pytest.mark.slow
+def test_runs_at_the_same_time_give_the_same_results(arena: Arena, folder: Path) -> None:
+    argv = ("--grids", folder / "steps.csv", "--mapping", folder / "mapping.yaml", "--seeds", 2, "--json")
+    alone, together = (replay(arena, folder, *argv, "--jobs", count).document for count in (1, 2))
+    digests = [[made["digest"] for made in one["policies"][0]["runs"]] for one in (alone, together)]
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) == 2
