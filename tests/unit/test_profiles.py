@@ -23,13 +23,14 @@ from arena.planner.communication import send_tiers_of
 from arena.planner.cost import evaluate
 from arena.planner.hardware import catalog
 from arena.planner.implementation import Implementation
+from arena.planner.model import model_cost
 from arena.planner.profile_files import (
     is_sailor_profile,
     read_profile,
     read_sailor_profile,
     sailor_sends,
 )
-from arena.planner.profiles import differences, link_of
+from arena.planner.profiles import PassTimes, Told, differences, link_of
 
 A100 = catalog()["a100-80"]
 TRAIN = TrainSpec.model_validate(
@@ -249,3 +250,25 @@ def test_sailor_s_measured_plans_of_opt_350m(plan: str, nodes: int, batch: int, 
         implementation=Implementation(sends_in_turn=True),
     )
     assert found.iter_time_s[0] == pytest.approx(measured_s, rel=0.05)
+
+
+@given(
+    times=st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(1e-5, 1.0), min_size=2),
+    asked=st.lists(st.floats(1.0, 64.0), min_size=1, max_size=8),
+)
+def test_noise_never_makes_more_samples_faster(times: dict[int, float], asked: list[float]) -> None:
+    layers = tuple(
+        LayerTime(unit=1, tp=1, micro_batch_size=size, forward_s=one, backward_s=2 * one) for size, one in times.items()
+    )
+    profile = Profile(gpu_type="a100-80", model=TRAIN.model, precision="bf16", layers=layers)
+    told = Told(profile=profile, model=model_cost(TRAIN.model))
+    sizes = np.array(sorted(asked))
+
+    def alike(measured: np.ndarray, degrees: np.ndarray) -> PassTimes:
+        return PassTimes(forward_s=np.ones_like(measured), backward_s=np.ones_like(degrees))
+
+    forward, backward = told.ratios(1, (sizes, np.ones_like(sizes)), alike)
+    for found, least in ((forward, min(times.values())), (backward, 2 * min(times.values()))):
+        assert np.all(np.diff(found) >= -1e-12)
+        assert np.all(found >= least * (1 - 1e-12))
+        assert np.all(found <= max(times.values()) * 2)
