@@ -13,7 +13,7 @@ from arena.domain.cluster import GpuType
 from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimate
 from arena.domain.job import ParallelLimits, TrainSpec
 from arena.domain.reason import Reason
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.memory import USABLE_SHARE
 
 _MILLION = 1e6

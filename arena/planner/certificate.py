@@ -19,7 +19,7 @@ from arena.domain.grid import PlanEstimate
 from arena.domain.reason import Reason
 from arena.planner.bulk import Memories, Priced, batches_of, priced
 from arena.planner.candidates import Floats
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.memory import USABLE_SHARE, operators_of
 from arena.planner.model import model_cost
 from arena.planner.network import Place

@@ -18,7 +18,8 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.bulk import Memories, Priced, batches_of, priced
 from arena.planner.candidates import Floats, Ints, candidate_of
 from arena.planner.cost import Estimates, evaluate
-from arena.planner.layouts import Layouts, LayoutSpace, LayoutTable
+from arena.planner.layout_space import LayoutSpace, LayoutTable
+from arena.planner.layouts import Layouts
 from arena.planner.memory import USABLE_SHARE, memory_kind
 from arena.planner.network import Place
 from arena.planner.splits import EVEN

@@ -14,7 +14,7 @@ from arena.planner.bulk import batches_of, evaluated
 from arena.planner.certificate import Certified, certified_best
 from arena.planner.cost import evaluate
 from arena.planner.hardware import catalog
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.memory import USABLE_SHARE
 from arena.planner.network import Place
 from arena.planner.search import Search

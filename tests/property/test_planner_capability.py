@@ -11,7 +11,7 @@ from arena.domain.capability import REFUSALS, Feature, unsupported
 from arena.domain.job import ModelFamily, ParallelLimits, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, Schedule
 from arena.errors import SpecError
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.source import PlannerGridSource
 from tests.builders import shape, train_spec
 from tests.property.train_strategies import trains

@@ -16,7 +16,7 @@ from arena.domain.job import ParallelLimits, TrainSpec
 from arena.planner.candidates import candidate_of
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.hardware import catalog
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec

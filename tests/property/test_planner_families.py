@@ -17,7 +17,7 @@ from arena.domain.parameters import boundary_shape, parameters_of
 from arena.planner.candidates import Candidates, candidate_of
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.hardware import catalog
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from arena.planner.model import model_cost
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB

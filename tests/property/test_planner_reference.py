@@ -12,7 +12,7 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.job import ParallelLimits, TrainSpec
 from arena.planner.cost import evaluate
 from arena.planner.hardware import catalog
-from arena.planner.layouts import LayoutSpace
+from arena.planner.layout_space import LayoutSpace
 from tests.builders import train_spec
 from tests.property.train_strategies import trains
 from tests.reference_cost import price
