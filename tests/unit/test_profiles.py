@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.allocation import GpuGroup
@@ -129,6 +129,7 @@ def test_other_layers_than_the_job_s_are_not_used() -> None:
     assert differences(profile, deeper) == []
 
 
+@settings(deadline=None)
 @given(
     latency_s=st.floats(1e-6, 1e-3),
     rate=st.floats(1e9, 1e12),
@@ -252,6 +253,7 @@ def test_sailor_s_measured_plans_of_opt_350m(plan: str, nodes: int, batch: int, 
     assert found.iter_time_s[0] == pytest.approx(measured_s, rel=0.05)
 
 
+@settings(deadline=None)
 @given(
     times=st.dictionaries(st.sampled_from([1, 2, 4, 8, 16, 32]), st.floats(1e-5, 1.0), min_size=2),
     asked=st.lists(st.floats(1.0, 64.0), min_size=1, max_size=8),
