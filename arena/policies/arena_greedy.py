@@ -18,11 +18,10 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.choose import PLANNING, choice_of
 from arena.policies.greedy_seats import Ask, Cells, Seating, opening, steps_from
 
 GRIDS_REMEMBERED = 10_000
-
-PLANNING = (reason(ReasonCode.PLANNING),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,19 +204,10 @@ def _decision(snapshot: Snapshot, seating: Seating, reasons: dict[JobId, tuple[R
         if before is not None and before.allocation == seat.allocation:
             continue
         assert seat.cell is not None
-        cause = (
-            reason(ReasonCode.STARTED, group=str(seat.cell.group))
-            if before is None
-            else reason(ReasonCode.MOVED, group=str(seat.cell.group))
-        )
-        choices[job_id] = Choice(
-            group=seat.cell.group,
-            plan=seat.cell.best.plan,
-            estimate=seat.cell.best.estimate,
-            allocation=seat.allocation,
-            cause=cause,
-        )
-        reasons[job_id] = (cause,)
+        code = ReasonCode.STARTED if before is None else ReasonCode.MOVED
+        choice = choice_of(seat.cell, seat.allocation, code)
+        choices[job_id] = choice
+        reasons[job_id] = (choice.cause,)
     for job_id in sorted(snapshot.holding):
         if job_id not in seating.seats:
             choices[job_id] = None

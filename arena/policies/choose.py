@@ -2,18 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence, Set
 
 from arena.domain.allocation import Allocation
-from arena.domain.grid import Cell
+from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import JobRecord
-from arena.policies.base import Snapshot
+from arena.policies.base import Choice, Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.placement import Wanted, fits, place
 from arena.policies.reach import NodeSets, checkpoint_place, reachable_nodes, sees_place
+
+PLANNING = (reason(ReasonCode.PLANNING),)
+"""Why a job waits whose grid is being built."""
+
+
+def requested_cells(grid: Grid) -> Sequence[Cell]:
+    """Return the cells of the largest GPU count, fastest first; a grid is sorted by count, then time.
+
+    It is what a job asks for under policies that do not choose: rigid jobs have one count, the others their largest.
+    """
+    if not grid.cells:
+        return ()
+    count = grid.cells[-1].group.gpu_count
+    return grid.cells[bisect_left(grid.cells, count, key=lambda cell: cell.group.gpu_count) :]
+
+
+def cells_asked(snapshot: Snapshot, job_id: JobId) -> tuple[Sequence[Cell], tuple[Reason, ...]]:
+    """Return what a job asks for; where there is nothing that it could get, also why."""
+    grid = snapshot.grids.get(job_id)
+    if grid is None:
+        return (), PLANNING
+    if grid.cells:
+        return requested_cells(grid), ()
+    return (), tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
+
+
+def choice_of(cell: Cell, allocation: Allocation, code: ReasonCode = ReasonCode.STARTED) -> Choice:
+    """Return the choice of a cell on devices, with its group as the reason's number."""
+    return Choice(
+        group=cell.group,
+        plan=cell.best.plan,
+        estimate=cell.best.estimate,
+        allocation=allocation,
+        cause=reason(code, group=str(cell.group)),
+    )
 
 
 def choose_cell(

@@ -18,8 +18,7 @@ from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.capacity import Capacity
-from arena.policies.choose import choose_cell
-from arena.policies.fcfs import PLANNING, requested_cells
+from arena.policies.choose import cells_asked, choice_of, choose_cell
 from arena.policies.lengths import remaining_s
 from arena.policies.placement import fits
 
@@ -84,14 +83,9 @@ class _Draft:
 
     def serve(self, job_id: JobId) -> None:
         """Start a job if it fits and delays nobody; the first that does not fit gets a reservation."""
-        grid = self._snapshot.grids.get(job_id)
-        if grid is None:
-            self.reasons[job_id] = PLANNING
-            return
-        cells = requested_cells(grid)
+        cells, refusal = cells_asked(self._snapshot, job_id)
         if not cells:
-            infeasible = tuple(item.reason for item in grid.infeasible[:1])
-            self.reasons[job_id] = infeasible or (reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid is empty"),)
+            self.reasons[job_id] = refusal
             return
         found = choose_cell(self._snapshot, job_id, cells, self._capacity)
         if isinstance(found, Reason):
@@ -115,15 +109,9 @@ class _Draft:
         if self.reservation is not None and ends_at_s > self.reservation.at_s:
             left = _without(self.reservation.capacity, allocation)
             self.reservation = _Reservation(cells=self.reservation.cells, at_s=self.reservation.at_s, capacity=left)
-        cause = reason(ReasonCode.STARTED, group=str(cell.group))
-        self.choices[job_id] = Choice(
-            group=cell.group,
-            plan=cell.best.plan,
-            estimate=cell.best.estimate,
-            allocation=allocation,
-            cause=cause,
-        )
-        self.reasons[job_id] = (cause,)
+        choice = choice_of(cell, allocation)
+        self.choices[job_id] = choice
+        self.reasons[job_id] = (choice.cause,)
 
     def _reserved(self, job_id: JobId, cells: Sequence[Cell]) -> _Reservation:
         """Let running jobs end one after the other until the job fits; never, where their ends are not known."""

@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Decision, Snapshot
+from arena.policies.choose import PLANNING
 from arena.policies.elastic_draft import ElasticDraft
 from arena.policies.elastic_rules import ElasticRules
-
-PLANNING = (reason(ReasonCode.PLANNING),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

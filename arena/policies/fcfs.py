@@ -7,18 +7,13 @@ looks at no job behind that one, so its cost does not grow with the queue or the
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.capacity import Capacity
-from arena.policies.choose import choose_cell
-
-PLANNING = (reason(ReasonCode.PLANNING),)
+from arena.policies.choose import PLANNING, cells_asked, choice_of, choose_cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +29,7 @@ class FirstComeFirstServed:
         reasons: dict[JobId, tuple[Reason, ...]] = {}
         capacity = snapshot.capacity
         for position, job_id in enumerate(snapshot.waiting):
-            grid = snapshot.grids.get(job_id)
-            found = _start(snapshot, job_id, grid, capacity) if grid is not None else PLANNING
+            found = _start(snapshot, job_id, capacity)
             if isinstance(found, tuple):
                 reasons[job_id] = found
                 if found is PLANNING:
@@ -48,26 +42,9 @@ class FirstComeFirstServed:
         return Decision(choices=choices, reasons=reasons)
 
 
-def _start(snapshot: Snapshot, job_id: JobId, grid: Grid, capacity: Capacity) -> Choice | tuple[Reason, ...]:
-    cells = requested_cells(grid)
+def _start(snapshot: Snapshot, job_id: JobId, capacity: Capacity) -> Choice | tuple[Reason, ...]:
+    cells, refusal = cells_asked(snapshot, job_id)
     if not cells:
-        return tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
+        return refusal
     found = choose_cell(snapshot, job_id, cells, capacity)
-    if isinstance(found, Reason):
-        return (found,)
-    cell, allocation = found
-    return Choice(
-        group=cell.group,
-        plan=cell.best.plan,
-        estimate=cell.best.estimate,
-        allocation=allocation,
-        cause=reason(ReasonCode.STARTED, group=str(cell.group)),
-    )
-
-
-def requested_cells(grid: Grid) -> Sequence[Cell]:
-    """Return the cells of the largest GPU count, fastest first; a grid is sorted by count, then time."""
-    if not grid.cells:
-        return ()
-    count = grid.cells[-1].group.gpu_count
-    return grid.cells[bisect_left(grid.cells, count, key=lambda cell: cell.group.gpu_count) :]
+    return (found,) if isinstance(found, Reason) else choice_of(*found)

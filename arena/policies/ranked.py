@@ -15,8 +15,7 @@ from arena.domain.job import JobId, JobKind
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.capacity import Capacity
-from arena.policies.choose import choose_cell
-from arena.policies.fcfs import PLANNING, requested_cells
+from arena.policies.choose import cells_asked, choice_of, choose_cell
 
 
 def by_rank(snapshot: Snapshot, order: Sequence[JobId]) -> Decision:
@@ -59,31 +58,19 @@ class _Draft:
             return
         if job_id in self._displaced_by and self._snapshot.jobs[job_id].spec.kind is not JobKind.MALLEABLE:
             return  # it keeps what it was started with, or starts again when its turn comes
-        grid = self._snapshot.grids.get(job_id)
-        if grid is None:
-            self._reasons[job_id] = PLANNING
-            return
-        cells = requested_cells(grid)
+        cells, refusal = cells_asked(self._snapshot, job_id)
         if not cells:
-            infeasible = tuple(item.reason for item in grid.infeasible[:1])
-            self._reasons[job_id] = infeasible or (reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid is empty"),)
+            self._reasons[job_id] = refusal
             return
         found = self._found(job_id, cells)
         if isinstance(found, Reason):
             self._reasons[job_id] = (found,)
             return
-        cell, allocation = found
-        self._capacity = self._capacity.take_all(allocation)
-        is_back = job_id in self._snapshot.holding
-        cause = reason(ReasonCode.MOVED if is_back else ReasonCode.STARTED, group=str(cell.group))
-        self._choices[job_id] = Choice(
-            group=cell.group,
-            plan=cell.best.plan,
-            estimate=cell.best.estimate,
-            allocation=allocation,
-            cause=cause,
-        )
-        self._reasons[job_id] = (cause,)
+        is_running = job_id in self._snapshot.holding
+        choice = choice_of(*found, ReasonCode.MOVED if is_running else ReasonCode.STARTED)
+        self._capacity = self._capacity.take_all(choice.allocation)
+        self._choices[job_id] = choice
+        self._reasons[job_id] = (choice.cause,)
 
     def _found(self, job_id: JobId, cells: Sequence[Cell]) -> tuple[Cell, Allocation] | Reason:
         """Look for free devices, then displace from the lowest rank upwards; nobody is displaced in vain."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from arena.domain.job import JobId
 from arena.policies.base import Decision, Snapshot
-from arena.policies.fcfs import requested_cells
+from arena.policies.choose import cells_asked
 from arena.policies.lengths import remaining_s
 from arena.policies.ranked import by_rank, contenders
 
@@ -30,7 +30,6 @@ class ShortestRemainingTimeFirst:
 
 def _rank(snapshot: Snapshot, job_id: JobId) -> tuple[int, float, tuple[int, float, JobId]]:
     job = snapshot.jobs[job_id]
-    grid = snapshot.grids.get(job_id)
-    cells = requested_cells(grid) if grid is not None else ()
+    cells, _ = cells_asked(snapshot, job_id)
     left_s = remaining_s(snapshot, job_id, cells[0].best.estimate if cells else None)
     return -job.spec.priority, math.inf if left_s is None else left_s, job.queue_key
