@@ -14,7 +14,7 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.launch import DeviceId
 from arena.domain.parallel import ParallelPlan
-from arena.policies.base import Holding, Snapshot
+from arena.policies.base import Decision, Holding, Snapshot
 from arena.policies.registry import make_policy, policy_names
 from tests.builders import allocation_on, cell, command_spec, grid_of, node_info, snapshot_of, train_spec
 
@@ -116,6 +116,20 @@ def test_no_device_is_given_twice_and_none_that_somebody_keeps(name: str, case: 
     every = {device.device_id for node in nodes for device in node.devices}
     assert set(given_out) <= every
     assert max(given_out.values(), default=0) <= 1
+
+
+def forgotten(snapshot: Snapshot, decision: Decision) -> set[JobId]:
+    """Waiting jobs that neither start nor are told why not."""
+    told = {*decision.choices, *decision.reasons}
+    return set() if decision.rest is not None else set(snapshot.waiting) - told
+
+
+@pytest.mark.parametrize("name", policy_names())
+@sized
+@given(case=snapshots())
+def test_nobody_is_forgotten(name: str, case: tuple[list[NodeInfo], Snapshot]):
+    _, snapshot = case
+    assert forgotten(snapshot, make_policy(name).decide(snapshot)) == set()
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -14,7 +14,7 @@ from arena.policies.base import Choice, Decision, Policy, Snapshot
 from arena.policies.fcfs import FirstComeFirstServed
 from arena.sim.replay import Replay
 from tests.builders import shape
-from tests.property.test_policy_decisions import snapshots
+from tests.property.test_policy_decisions import forgotten, snapshots
 from tests.sim.test_replay import FREE, job, table
 
 Plant = Callable[[Snapshot, Decision], Decision]
@@ -92,12 +92,22 @@ def test_a_lost_job_ends_the_replay() -> None:
         replayed(losing_jobs)
 
 
-@pytest.mark.parametrize("plant", [oversubscribing, breaking_gangs])
+def forgetting(snapshot: Snapshot, decision: Decision) -> Decision:
+    """The last job that could start is not spoken of."""
+    gone = sorted(started(decision))[-1:]
+    return replace(
+        decision,
+        choices={job_id: choice for job_id, choice in decision.choices.items() if job_id not in gone},
+        reasons={job_id: reasons for job_id, reasons in decision.reasons.items() if job_id not in gone},
+    )
+
+
+@pytest.mark.parametrize("plant", [oversubscribing, breaking_gangs, forgetting])
 def test_random_snapshots_find_the_fault(plant: Plant) -> None:
     def breaks(case: tuple[object, Snapshot]) -> bool:
         decision = Planted(plant=plant).decide(case[1])
         devices = [device for choice in started(decision).values() for device in choice.allocation.device_ids]
         whole = all(choice.allocation.gpu_count == choice.group.gpu_count for choice in started(decision).values())
-        return len(devices) != len(set(devices)) or not whole
+        return len(devices) != len(set(devices)) or not whole or bool(forgotten(case[1], decision))
 
     find(snapshots(), breaks, settings=settings(max_examples=2000, deadline=None, database=None))
