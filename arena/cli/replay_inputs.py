@@ -90,7 +90,8 @@ class Inputs:
     @property
     def draws(self) -> bool:
         """Whether a seed makes a difference."""
-        return self.mapping is not None or self.options.lengths == "predicted"
+        has_choice = self.mapping is not None and any(len(one.workloads) > 1 for one in self.mapping.classes)
+        return has_choice or (self.options.lengths == "predicted" and self.options.length_sigma > 0)
 
     def identity(self) -> dict[str, Any]:
         """Return what sets this study apart from others, as JSON."""

@@ -37,7 +37,8 @@ from arena.sim.figures import (
     window_figures,
 )
 from arena.sim.ledger import JobOutcome, Ledger
-from arena.sim.replay import HORIZON_S, REPLAY_CONFIG, Replay
+from arena.sim.replay import REPLAY_CONFIG, Replay
+from arena.sim.run import HORIZON_S
 from arena.sim.timeline import Bar, Timeline, all_devices, drawn_devices, rows_of
 
 STUDY_CONFIG = replace(REPLAY_CONFIG, decide_after_s=0.0)
