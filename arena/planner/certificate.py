@@ -1,9 +1,10 @@
 """The fastest uniform plan of a group, with bounds below which no other plan is. Pure: no I/O, no clock.
 
-All layouts of ``arena.planner.layouts`` that fit are timed, so the fastest of them is certain. Only other splits of the
-layers need a bound: where layers are alike, every split has the same sum S of stage times, and some stage has at least
-an even share of the layers, so that with m micro-batches a step of 1F1B takes S + (m - 1) max(S / pp, the least stage
-time under an even split) or longer, and fits only if some stage of the even split does.
+All layouts of ``arena.planner.layout_space`` that fit are timed, so the fastest of them is certain. Other splits of the
+layers over stages with one dp and tp have a bound: where layers are alike, every split has the same sum S of stage
+times, and some stage has at least an even share of the layers, so that with m micro-batches a step of 1F1B takes
+S + (m - 1) max(S / pp, the least stage time under an even split) or longer, and fits only if some stage of the even
+split does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Certified:
 
     Args:
         bound_s: No layout takes less: all were judged, and timed where they fit.
-        any_split_bound_s: No split of the layers takes less; None where layers differ, as nothing is known of splits.
+        any_split_bound_s: No split of the layers over equal stages takes less; None where nothing is known of splits,
+            as layers differ.
         plan_count: Layouts that were judged.
     """
 
@@ -80,6 +82,8 @@ def _bounds_s(plans: Priced) -> Iterator[float]:
     """Yield for the layouts of each batch what no split is faster than; those that are interleaved have one split."""
     for step in plans.timings.values():
         candidates = step.candidates
+        if candidates.gpu_count.shape[1] > 1:
+            continue
         total_s = step.stage_s.sum(axis=1)
         least_s = np.where(candidates.stage_mask, step.stage_s, np.inf).min(axis=1)
         slowest_s = np.maximum(total_s / candidates.pp, least_s)
