@@ -31,6 +31,8 @@ _INTERVALS = 12
 _FINER = 6
 _ROUNDS = 3
 _REFINED = 2
+_COUNTS_MAX = 16
+_MULTIPLES = (2.5,)
 _EPSILON = 1e-9
 
 
@@ -57,11 +59,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A chain that might be cheap enough: its cuts and kinds, and by how much less than rho c it costs."""
+    """A chain that might be cheap enough: its cuts and kinds."""
 
     cuts: tuple[int, ...]
     kinds: tuple[int, ...]
-    slack: float
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,8 +250,8 @@ class Program:
         least = slack.reshape(len(slack), len(groups), -1).min(axis=2)
         return np.array([least[case.pp - 1, groups.index(case.group)] for case in cases])
 
-    def cheaper_chain(self, case: Case, price: Floats) -> Found | None:
-        """Return a chain that might cost less than its share of the work is worth, None if there is none.
+    def cheaper_chains(self, case: Case, price: Floats) -> list[Found]:
+        """Return chains that might cost less than their share of the work is worth; none where none does.
 
         The intervals that look worst are cut finer first.
         """
@@ -259,12 +260,12 @@ class Program:
         while open_:
             worst, open_ = open_[:_REFINED], open_[_REFINED:]
             if worst[0].turn == _ROUNDS:
-                traces = [_Trace(which=self.which), _Trace(which=self.which)]
+                traces: list[_Trace] = []
                 self._slack(self._question(case, price, [(worst[0].low, worst[0].high)]), traces)
-                return max((trace(0) for trace in traces), key=lambda found: found.slack)
+                return sorted({trace(0) for trace in traces}, key=lambda found: (found.cuts, found.kinds))
             finer = [pair for one in worst for pair in pairwise(np.geomspace(one.low, one.high, _FINER + 1))]
             open_ = sorted([*open_, *self._open(case, price, finer, max(one.turn for one in worst))])
-        return None
+        return []
 
     def _open(self, case: Case, price: Floats, intervals: Sequence[tuple[float, float]], turn: int) -> list[_Interval]:
         """Return the intervals in which a chain might be cheap enough: those cut most, then the worst, first."""
@@ -294,7 +295,7 @@ class Program:
         edges = np.geomspace(least * (1 - _EPSILON), most * (1 + _EPSILON), _INTERVALS + 1)
         return edges[:-1], edges[1:]
 
-    def _slack(self, asked: _Asked, traces: Sequence[_Trace] = ()) -> Floats:
+    def _slack(self, asked: _Asked, traces: list[_Trace] | None = None) -> Floats:
         """Return the least of price minus rho c in each interval, ``[stages, t]``.
 
         A chain is done when its first stage is and when its last is; either way a sum over stages bounds c.
@@ -308,9 +309,15 @@ class Program:
         first = np.where(np.isfinite(asked.after_s), 0.0, np.inf)
         last = np.where(np.isfinite(asked.ending_s), 0.0, np.inf)[None]
         share = 1.0 - BACKWARD_SHARE
-        start, end = traces or (None, None)
+
+        def traced() -> _Trace | None:
+            if traces is None:
+                return None
+            traces.append(_Trace(which=self.which))
+            return traces[-1]
+
         by_first = self._totals(
-            gpu + busy, asked.after_s * weight[:, None], rho / low, last=last, pp=depth, trace=start
+            gpu + busy, asked.after_s * weight[:, None], rho / low, last=last, pp=depth, trace=traced()
         )
         done = rho * (1.0 + time_s / low)
         # A chain never does more than all micro-batches, nor a part of one.
@@ -327,12 +334,54 @@ class Program:
             (share * rho / low)[some],
             last=(weight * asked.ending_s[None] + BACKWARD_SHARE * busy)[some],
             pp=depth,
-            trace=end,
+            trace=traced(),
         )
         slack[:, some] = np.maximum(slack[:, some], by_last - done[some])
-        if start is not None and end is not None:
-            start.slack, end.slack = by_first[-1] - done, by_last[-1] - done[some]
+        count_max = np.minimum(room, self.table.need)
+        open_ = (slack[:, some] < 0).any(axis=0)
+        still = some[open_]
+        if len(still) and count_max.max() <= _COUNTS_MAX:
+            sums = [(0.0, cheapest[:, still]), (1.0, by_first[:, still]), (1.0, by_last[:, open_])]
+            after = asked.after_s if len(asked.after_s) == 1 else asked.after_s[still]
+            for more in _MULTIPLES:
+                heavy = more * busy[still]
+                by_first = self._totals(
+                    gpu[still] + heavy,
+                    after * more * weight[still, None],
+                    more * rho / low[still],
+                    last=last,
+                    pp=depth,
+                    trace=traced(),
+                )
+                by_last = self._totals(
+                    gpu[still] + share * heavy,
+                    first if len(first) == 1 else first[still],
+                    share * more * rho / low[still],
+                    last=more * weight[still] * asked.ending_s[None] + BACKWARD_SHARE * heavy,
+                    pp=depth,
+                    trace=traced(),
+                )
+                sums += [(more, by_first), (more, by_last)]
+            counts = count_max[:, still] if count_max.shape[1] > 1 else count_max
+            slack[:, still] = np.maximum(slack[:, still], self._by_count(sums, low[still], time_s, counts))
         return slack
+
+    def _by_count(self, sums: list[tuple[float, Floats]], low: Floats, time_s: float, count_max: Floats) -> Floats:
+        """Return the least of price minus rho c, for each whole number of micro-batches by itself.
+
+        A chain that does c is done with the first by T - (c - 1) tau; whatever price that has, the sum bounds it.
+
+        Args:
+            sums: The least of price plus a multiple of rho / tau for each second until the first micro-batch is done.
+            count_max: Most micro-batches of a chain, ``[stages, t or 1]``.
+        """
+        rho = 1.0 / self.table.need
+        found = np.full(sums[0][1].shape, np.inf)
+        for count in range(1, int(count_max.max()) + 1):
+            late_s = (count - 1) * low - time_s
+            least = np.max([total + more * rho / low * late_s for more, total in sums], axis=0) - rho * count
+            found = np.minimum(found, np.where(count <= count_max, least, np.inf))
+        return found
 
     def _totals(
         self,
@@ -437,7 +486,6 @@ class _Trace:
     kind: list[Ints] = field(default_factory=list)
     to: list[Ints] = field(default_factory=list)
     home: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    slack: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __call__(self, interval: int) -> Found:
         width = self.end[0].shape[2] + 1
@@ -449,4 +497,4 @@ class _Trace:
             end = int(self.end[index][interval, zone, at])
             kinds.append(int(self.kind[index][interval, zone, self.which[at, end]]))
             cuts.append(end)
-        return Found(cuts=tuple(cuts), kinds=tuple(kinds), slack=float(self.slack[interval]))
+        return Found(cuts=tuple(cuts), kinds=tuple(kinds))

@@ -276,9 +276,11 @@ def fill(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | Non
 
 def possible(chains: Chains, time_s: float, price: Floats) -> Ints:
     """Return the micro-batches of each chain, ``[w, c]``, for each wait that prices do not rule out."""
+    cost = chains.gpus @ price * (chains.table.need * (1 - _EPSILON))
+    if not (chains.counts(time_s) > cost).any():
+        return np.zeros((0, len(cost)), dtype=np.int64)
     counts = chains.counts_waiting(time_s, chains.waits())
-    cost = chains.gpus @ price * chains.table.need
-    kept: Ints = counts[(counts > cost[None, :] * (1 - _EPSILON)).any(axis=1)]
+    kept: Ints = counts[(counts > cost[None, :]).any(axis=1)]
     return kept
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 
@@ -35,6 +36,8 @@ class Proofs:
     caps: list[tuple[Floats, float]] = field(default_factory=list)
     prices: list[Floats] = field(default_factory=list)
     known: dict[tuple[int, tuple[int, ...]], Chains | None] = field(default_factory=dict)
+    done: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    speeds: dict[int, Floats] = field(default_factory=dict)
     asked: int = 0
 
     def is_proven(self, program: Program, time_s: float, attempt: Attempt | None) -> bool:
@@ -43,14 +46,24 @@ class Proofs:
         Args:
             attempt: What is told of pipelines for which it is not.
         """
-        cases = program.cases(time_s)
+        cases = [case for case in program.cases(time_s) if not self._is_done(program, case)]
         for price in self._first_prices(program):
             if not cases:
                 return True
             self.asked += 1
             slacks = program.slacks(cases, self._of_gpus(price))
-            cases = [case for case, slack in zip(cases, slacks.tolist(), strict=True) if slack < 0]
-        return all(self._is_case_proven(program, case, attempt) for case in cases)
+            open_ = [slack < 0 for slack in slacks.tolist()]
+            if not self.caps:
+                done = [case for case, is_open in zip(cases, open_, strict=True) if not is_open]
+                self.done.update({(id(program), case.group, case.pp): case.time_s for case in done})
+            cases = [case for case, is_open in zip(cases, open_, strict=True) if is_open]
+        # All of them, not until one fails: what is met may be worth trying.
+        proven = [self._is_case_proven(program, case, attempt) for case in cases]
+        return all(proven)
+
+    def _is_done(self, program: Program, case: Case) -> bool:
+        """Tell whether a case was proven for a later time, without caps on what GPUs cost."""
+        return not self.caps and case.time_s <= self.done.get((id(program), case.group, case.pp), -np.inf)
 
     @property
     def _limits(self) -> Floats:
@@ -74,7 +87,8 @@ class Proofs:
 
     def price(self, program: Program) -> Floats:
         """Return the prices of GPUs that proved something last; everything that there is costs 1."""
-        return self._of_gpus(self._first_prices(program)[0])
+        first = self.prices[0] if self.prices else self._speeds(program)
+        return self._of_gpus(self._normal(first))
 
     def _normal(self, price: Floats) -> Floats:
         scaled: Floats = price / float(price @ self._limits)
@@ -82,24 +96,33 @@ class Proofs:
 
     def _speeds(self, program: Program) -> Floats:
         """Return prices in proportion to what a GPU of each part can do."""
-        return np.concatenate((speeds(program), np.zeros(len(self.caps))))
+        if id(program) not in self.speeds:
+            self.speeds[id(program)] = speeds(program)
+        return np.concatenate((self.speeds[id(program)], np.zeros(len(self.caps))))
 
     def _keep(self, price: Floats) -> None:
         self.prices = [price, *self.prices][:_PRICES_KEPT]
 
     def _is_case_proven(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         if case.pp <= 2:
-            return self._are_cuts_proven(program, case, attempt)
-        if self._is_priced_out(program, case, None):
-            return True
-        return all(self._is_priced_out(program, one, attempt) for one in program.split(case))
+            is_proven = self._are_cuts_proven(program, case, attempt)
+        else:
+            is_proven = self._is_priced_out(program, case, None) or all(
+                self._is_priced_out(program, one, attempt) for one in program.split(case)
+            )
+        if is_proven and not self.caps:
+            self.done[id(program), case.group, case.pp] = case.time_s
+        return is_proven
 
     def _are_cuts_proven(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Ask the linear program over all chains, for one way to cut after the other."""
         layers = program.table.layer_count
         for cuts in [(0, layers)] if case.pp == 1 else [(0, at, layers) for at in range(1, layers)]:
             chains = self.chains(program, cuts)
-            if chains is None:
+            # Most ways to cut are out whatever the class of the last stage is.
+            if chains is None or not len(
+                possible(chains.of_class(case.after_s, case.ending_s), case.time_s, self.price(program))
+            ):
                 continue
             for ending in program.table.after.last[:, case.level] if case.pp > 1 else [case.ending_s]:
                 if not self._is_cut_proven(program, chains.of_class(case.after_s, ending), case.time_s):
@@ -127,27 +150,33 @@ class Proofs:
 
     def _is_priced_out(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Move prices until no chain is cheap enough, or until such chains make a whole plan."""
-        need, pool = program.table.need, None
+        need, parts = program.table.need, len(self.stock)
+        pool: Chains | None = None
         price = best = self._first_prices(program)[0]
-        best_slack = -np.inf
+        best_value = np.inf
         for _ in range(self.steps_max):
             self.asked += 1
-            found = program.cheaper_chain(case, self._of_gpus(price))
-            if found is None:
+            found = program.cheaper_chains(case, self._of_gpus(price))
+            if not found:
                 self._keep(price)
                 return True
+            news = [chains_with(program.table, one.cuts, np.array([one.kinds]), parts) for one in found]
+            more = reduce(Chains.joined, (one.of_class(case.after_s, case.ending_s) for one in news))
             if attempt is not None:
-                attempt(program, found.cuts)
-            if found.slack > best_slack:
-                best, best_slack = price, found.slack
-            more = chains_with(program.table, found.cuts, np.array([found.kinds]), len(self.stock))
-            more = more.of_class(case.after_s, case.ending_s)
+                for one in found[:1]:
+                    attempt(program, one.cuts)
+            counts = more.counts(case.time_s)
+            value = float((counts - self._taken(more) @ price * need).max(initial=0.0))
+            if value < best_value:
+                best, best_value = price, value
             pool = more if pool is None else pool.joined(more)
             master = most_work(pool.counts(case.time_s), self._taken(pool), self._limits)
             if master.value >= need:
                 return False
             own = self._normal(master.price if master.price.any() else self._speeds(program))
-            price = (1 - _STEP) * best + _STEP * own
+            before, price = price, (1 - _STEP) * best + _STEP * own
+            if np.allclose(before, price, rtol=1e-6, atol=0.0):
+                return False
         return False
 
 
