@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from arena.errors import SpecError
-from arena.policies.arena_greedy import ArenaGreedy
+from arena.policies.arena_greedy import ArenaGreedy, GreedyRules
 from arena.policies.base import Policy
 from arena.policies.easy import EasyBackfill
 from arena.policies.elastic import Elastic
@@ -20,8 +20,22 @@ def _elastic(**options: float | None) -> Policy:
     return Elastic(rules=ElasticRules(**options))  # type: ignore[arg-type]  # names are checked by make_policy
 
 
+def _greedy(**options: float | None) -> Policy:
+    """Switches are 0 or 1, limits are whole numbers."""
+    defaults = GreedyRules()
+    known = {name: value for name, value in options.items() if value is not None}
+    for name, value in known.items():
+        is_switch = isinstance(getattr(defaults, name), bool)
+        if value != int(value) or value < 0 or (is_switch and value > 1):
+            raise SpecError(
+                f"{name} must be {'0 or 1' if is_switch else 'a whole number, 0 or greater'}", why=str(value)
+            )
+    typed = {name: type(getattr(defaults, name))(value) for name, value in known.items()}
+    return ArenaGreedy(rules=GreedyRules(**typed))
+
+
 _MAKERS: Mapping[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {
-    "arena-greedy": (ArenaGreedy, ()),
+    "arena-greedy": (_greedy, tuple(inspect.signature(GreedyRules).parameters)),
     "elastic": (_elastic, tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": (FirstComeFirstServed, ()),
     "fcfs-easy": (EasyBackfill, ()),

@@ -15,6 +15,7 @@ from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.records import JobState
 from arena.engine.ports import Step
 from arena.planner.tables import TableGrids
+from arena.policies.arena_greedy import ArenaGreedy, GreedyRules
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.ledger import JobOutcome, Ledger
@@ -185,3 +186,38 @@ def test_easy_lets_long_jobs_take_what_the_first_will_not_need() -> None:
     found = ends("fcfs-easy", shape(("cpu", 4, 1)), grids, *jobs)
     assert (found["e"], found["h"]) == (502.0, 110.0)
     assert found["f"] == 610.0
+
+
+GREEDY = table({("a", (1,)): 4.0, ("a", (2,)): 2.0, ("b", (1,)): 6.0, ("b", (2,)): 3.0})
+"""Type a is half as fast again as type b, and two GPUs are twice as fast as one."""
+
+
+def greedy(*jobs: ReplayJob, asks: dict[str, tuple[str, int]], **rules: bool) -> dict[str, float]:
+    policy = ArenaGreedy(rules=replace(GreedyRules(), **rules), asks={JobId(name): ask for name, ask in asks.items()})
+    replay = Replay(shape=shape(("a", 2, 1), ("b", 2, 1)), policy=policy, grids=GREEDY, costs=FREE, check=True)
+    return {str(one.job_id): one.ended_at_s for one in replay.run(jobs).outcomes}
+
+
+def wide(name: str, at_s: float, steps: int) -> ReplayJob:
+    return job(name, at_s, steps, kind="malleable", gpus={})
+
+
+def test_greedy_doubles_a_job_that_is_alone_and_not_where_it_may_not() -> None:
+    """100 steps asked for on one GPU of type a: 400 s as asked, 200 s doubled."""
+    asks = {"x": ("a", 1)}
+    assert greedy(wide("x", 0.0, 100), asks=asks) == {"x": 200.0}
+    assert greedy(wide("x", 0.0, 100), asks=asks, scaling=False) == {"x": 400.0}
+    assert greedy(wide("x", 0.0, 100), asks={"x": ("b", 2)}) == {"x": 200.0}
+    assert greedy(wide("x", 0.0, 100), asks={"x": ("b", 2)}, type_change=False) == {"x": 300.0}
+
+
+def test_greedy_makes_room_by_the_step_that_costs_least() -> None:
+    """x has both GPUs of type a when y asks for them: moving x to b loses a third of it, halving it would lose half.
+
+    y then runs 100 steps in 200 s on a; x has done 50 by 100 s and goes on at 3 s a step until y leaves at 300 s,
+    then moves back: 66 steps on b, and the rest on a.
+    """
+    asks = {"x": ("a", 2), "y": ("a", 2)}
+    found = greedy(wide("x", 0.0, 150), wide("y", 100.0, 100), asks=asks)
+    assert found["y"] == 300.0
+    assert found["x"] == pytest.approx(300.0 + (150 - 50 - 66) * 2.0, abs=4.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from arena.errors import SpecError
+from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.registry import make_policy, policy_names
 
 
@@ -30,3 +31,12 @@ def test_an_unknown_option_lists_the_known_ones():
 def test_an_option_out_of_range_is_refused():
     with pytest.raises(SpecError, match="change_interval_s must be at least 0"):
         make_policy("elastic", {"change_interval_s": -1.0})
+
+
+def test_ablations_of_the_published_greedy_are_switches():
+    policy = make_policy("arena-greedy", {"scaling": 0, "depth": 2})
+    assert isinstance(policy, ArenaGreedy)
+    assert (policy.rules.scaling, policy.rules.type_change, policy.rules.depth) == (False, True, 2)
+    for options, says in (({"scaling": 0.5}, "0 or 1"), ({"migration": 2}, "0 or 1"), ({"depth": -1}, "whole number")):
+        with pytest.raises(SpecError, match=says):
+            make_policy("arena-greedy", options)
