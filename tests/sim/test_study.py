@@ -18,7 +18,7 @@ from arena.engine.ports import Step
 from arena.errors import InternalError, SpecError, UserError
 from arena.planner.source import PlannerGridSource
 from arena.planner.tables import TableGrids
-from arena.policies.registry import make_policy
+from arena.policies.registry import make_policy, policy_names
 from arena.sim.asks import Asked, Asking, Lengths, Unplaceable, replay_jobs
 from arena.sim.checks import ReplayFaultError, Watchdog
 from arena.sim.costs import ConstantRestart, SimCosts
@@ -26,7 +26,7 @@ from arena.sim.replay import Replay
 from arena.sim.sources import ReplayGrids
 from arena.sim.study import Runner, Scenario, digest_of, policy_for, policy_named
 from arena.sim.timeline import all_devices
-from tests.builders import shape
+from tests.builders import shape, train_spec
 
 COSTS = SimCosts(start_s=0.0, restart=ConstantRestart(first_s=10.0, again_s=10.0), save_s=0.0, exit_s=0.0)
 NET = WorkloadSpec(name="net__1B", global_batch=8)
@@ -138,7 +138,7 @@ def test_a_job_that_its_user_killed_is_cancelled_at_its_time() -> None:
     assert result.whole.cancelled_count == 1
 
 
-@pytest.mark.parametrize("name", ["fcfs", "elastic", "arena-greedy"])
+@pytest.mark.parametrize("name", policy_names())
 def test_the_same_scenario_has_the_same_digest_and_another_has_not(name: str) -> None:
     jobs = [trained(row, at_s=20.0 * row, gpu_count=4, steps=100 + row) for row in range(1, 9)]
 
@@ -148,6 +148,32 @@ def test_the_same_scenario_has_the_same_digest_and_another_has_not(name: str) ->
 
     assert digest(*jobs) == digest(*jobs)
     assert digest(*jobs) != digest(*jobs[:-1], replace(jobs[-1], step_count=500))
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_ends_every_job_of_a_trace_of_durations(name: str) -> None:
+    """Twelve GPUs, half again as much work as fits: queues, and with some policies changes."""
+    jobs = [
+        traced(row, at_s=15.0 * row, duration_s=50.0 + 37 * (row % 7), gpu_count=(1, 2, 4, 8)[row % 4])
+        for row in range(2, 42)
+    ]
+    made = scenario(*jobs, checks_all=True)
+    result = Runner(scenario=made).run(policy_for(name, made.jobs), label=name)
+    assert {one.state for one in result.outcomes} == {JobState.SUCCEEDED}
+    assert {one.job_id for one in result.outcomes} == {job.job_id for job in jobs}
+    useful = sum(one.gpu_seconds - one.lost_gpu_seconds for one in result.outcomes)
+    assert useful == pytest.approx(sum(one.alone_s * one.gpu_count for one in made.jobs))
+
+
+def test_jobs_of_a_log_are_what_they_were() -> None:
+    own = train_spec("own", stop={"steps": 7})
+    job = traced(1, gpu_count=1, step_count=30)
+    found = asked(job, shape(("cpu", 2, 1)), specs={job.job_id: own})
+    assert (found.spec.train, found.step_count, found.spec.step_limit) == (own.train, 30, None)
+    cluster = shape(("cpu", 2, 1))
+    made = Scenario(jobs=(found,), shape=cluster, grids=grids(), costs=COSTS)
+    result = Runner(scenario=made).run(make_policy("elastic"), label="elastic")
+    assert [one.state for one in result.outcomes] == [JobState.SUCCEEDED]
 
 
 def test_a_run_that_is_cut_counts_who_is_left() -> None:
