@@ -14,7 +14,6 @@ from arena.domain.grid import Cell
 from arena.domain.job import JobId, JobKind
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
-from arena.policies.capacity import Capacity
 from arena.policies.choose import cells_asked, choice_of, choose_cell
 
 
@@ -62,7 +61,7 @@ class _Draft:
         if not cells:
             self._reasons[job_id] = refusal
             return
-        found = self._found(job_id, cells)
+        found = self._found(job_id, cells, self._held_by(job_id))
         if isinstance(found, Reason):
             self._reasons[job_id] = (found,)
             return
@@ -72,9 +71,15 @@ class _Draft:
         self._choices[job_id] = choice
         self._reasons[job_id] = (choice.cause,)
 
-    def _found(self, job_id: JobId, cells: Sequence[Cell]) -> tuple[Cell, Allocation] | Reason:
+    def _held_by(self, job_id: JobId) -> Allocation | None:
+        holding = self._snapshot.holding.get(job_id)
+        return None if holding is None else holding.allocation
+
+    def _found(
+        self, job_id: JobId, cells: Sequence[Cell], prefer: Allocation | None
+    ) -> tuple[Cell, Allocation] | Reason:
         """Look for free devices, then displace from the lowest rank upwards; nobody is displaced in vain."""
-        refusal = choose_cell(self._snapshot, job_id, cells, self._capacity)
+        refusal = choose_cell(self._snapshot, job_id, cells, self._capacity, prefer)
         if not isinstance(refusal, Reason):
             return refusal
         types = {part.gpu_type for cell in cells for part in cell.group.parts}
@@ -87,22 +92,20 @@ class _Draft:
                 continue
             capacity = capacity.restore(holding.allocation)
             victims.append(victim)
-            found = choose_cell(self._snapshot, job_id, cells, capacity)
+            found = choose_cell(self._snapshot, job_id, cells, capacity, prefer)
             if not isinstance(found, Reason):
-                self._displace(victims, found[1], job_id, capacity)
+                self._displace(victims, found[1], job_id)
                 return found
         return refusal
 
-    def _displace(self, victims: Sequence[JobId], taken: Allocation, job_id: JobId, capacity: Capacity) -> None:
+    def _displace(self, victims: Sequence[JobId], taken: Allocation, job_id: JobId) -> None:
         """Displace those whose devices are taken; the others are left alone after all."""
         for victim in victims:
             allocation = self._snapshot.holding[victim].allocation
             if allocation.device_ids & taken.device_ids:
                 self._displaceable.remove(victim)
                 self._displaced_by[victim] = job_id
-            else:
-                capacity = capacity.take_all(allocation)
-        self._capacity = capacity
+                self._capacity = self._capacity.restore(allocation)
 
     def decision(self) -> Decision:
         """Return what changes; who was displaced and found nothing else is suspended."""

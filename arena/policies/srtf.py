@@ -21,7 +21,7 @@ class ShortestRemainingTimeFirst:
     """The ``srtf`` policy."""
 
     name: str = "srtf"
-    version: str = "1"
+    version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Give devices by remaining time."""

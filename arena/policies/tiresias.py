@@ -29,7 +29,7 @@ class Tiresias:
     first_gpu_s: float = 3600.0
     second_gpu_s: float = 36_000.0
     name: str = "tiresias"
-    version: str = "1"
+    version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Give devices by attained service, and look again when the next running job falls into another queue."""
