@@ -79,12 +79,14 @@ class Engine:
         instants = [self._deadlines[0][0]] if self._deadlines else []
         if state.shape_dirty_at_s is not None:
             instants.append(state.shape_dirty_at_s + self.config.shape_settle_s)
+        if state.decision_due and state.due_since_s is not None and self.config.decide_after_s is not None:
+            # The looks below only make a decision due: counted as well, they would be due again and again until then.
+            instants.append(state.due_since_s + self.config.decide_after_s)
+            return min(instants)
         if state.queue and state.decided_at_s is not None:
             instants.append(state.decided_at_s + self.config.sweep_s)
         if state.look_again_at_s is not None:
             instants.append(state.look_again_at_s)
-        if state.decision_due and state.due_since_s is not None and self.config.decide_after_s is not None:
-            instants.append(state.due_since_s + self.config.decide_after_s)
         return min(instants, default=None)
 
     def view(self, job: JobRecord) -> JobRecord:

@@ -125,6 +125,25 @@ def test_a_gathered_decision_waits_its_time() -> None:
     assert later.first_started_at_s == 530.0
 
 
+def test_a_look_that_the_policy_wished_for_is_gathered_like_any_event() -> None:
+    """Nodes come at -1 s, so a starts at 29 s and passes 50 GPU-seconds at 79 s; 30 s later b takes its place.
+
+    What is gathered from then on is decided on at 139 s, when b's 10 s are long over and 20 steps of a are left.
+    """
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)),
+        policy=make_policy("tiresias", {"first_gpu_s": 50.0}),
+        grids=table({("cpu", (1,)): 1.0}),
+        costs=FREE,
+        config=replace(REPLAY_CONFIG, decide_after_s=30.0),
+    )
+    steps: list[Step] = []
+    outcomes = replay.run([job("a", 0.0, 100), job("b", 35.0, 10)], watch=steps.append).outcomes
+    ended_at_s = {str(one.job_id): one.ended_at_s for one in outcomes}
+    assert ended_at_s == pytest.approx({"b": 119.0, "a": 159.0}, abs=0.01)
+    assert len(steps) < 100
+
+
 def test_figures_of_a_run_by_hand() -> None:
     """a holds its GPU 0-100, b waits 100 and holds it 100-150."""
     ledger = Ledger()
