@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arena.planner.candidates import Flags, Floats, Ints
+from arena.planner.candidates import Floats, Ints
+from arena.planner.heterogeneous_recursion import Found, Recursion, Trace
 from arena.planner.heterogeneous_sync import NODE_LEVELS
 from arena.planner.heterogeneous_tables import StageTable
 from arena.planner.pipeline import BACKWARD_SHARE
@@ -57,14 +58,6 @@ class Case:
     least_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A chain that might be cheap enough: its cuts and kinds."""
-
-    cuts: tuple[int, ...]
-    kinds: tuple[int, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Program:
     """The dynamic program over one table; it keeps what does not depend on prices or times.
@@ -82,10 +75,7 @@ class Program:
     distinct: Ints = field(init=False)
     which: Ints = field(init=False)
     time_s: Floats = field(init=False)
-    fits: list[Flags] = field(init=False)
-    members: list[Ints] = field(init=False)
-    home: Ints = field(init=False)
-    crossing_s: Floats = field(init=False)
+    recursion: Recursion = field(init=False)
     ending_s: Floats = field(init=False)
     least_sum_s: Floats = field(init=False)
     known: dict[tuple[int, int], Floats] = field(default_factory=dict)
@@ -108,13 +98,17 @@ class Program:
         self.distinct, self.which = first, which.reshape(layers, layers + 1)
         self.time_s = self._of_stages(table.time_s)
         left_max, is_last = self._of_stages(table.stages_left_max), is_end.reshape(-1)[first]
-        self.fits = [(left_max >= left) & ((left == 1) == is_last) for left in range(1, self.pp_max + 1)]
+        fits = [(left_max >= left) & ((left == 1) == is_last) for left in range(1, self.pp_max + 1)]
         zones = np.unique(self.zone)
-        self.members = [np.flatnonzero(self.zone[self.part] == zone) for zone in zones]
-        self.home = np.searchsorted(zones, self.zone[self.part])
         inside = [np.flatnonzero(self.zone == zone) for zone in zones]
         ends_s = np.array([[table.detour_s[np.ix_(one, other)].min(axis=(0, 1)) for other in inside] for one in inside])
-        self.crossing_s = ends_s + ends_s.transpose(1, 0, 2)
+        self.recursion = Recursion(
+            which=self.which,
+            fits=fits,
+            members=[np.flatnonzero(self.zone[self.part] == zone) for zone in zones],
+            home=np.searchsorted(zones, self.zone[self.part]),
+            crossing_s=ends_s + ends_s.transpose(1, 0, 2),
+        )
         nothing = np.zeros((len(self.tp), layers + 1))
         self.ending_s = table.after.last.min(axis=0)
         self.least_sum_s = self._least_s(nothing, nothing[:, :-1])
@@ -127,10 +121,12 @@ class Program:
     def _least_s(self, after: Floats, ending: Floats) -> Floats:
         """Return the least time of a micro-batch and of what follows the first and last stage, by number of stages."""
         ahead, last = after[None, None], self._of_last(ending)[None]
-        first_s = self._totals(self.time_s[None], ahead, np.ones(1), last=np.where(np.isfinite(last), 0.0, np.inf))
+        first_s = self.recursion.totals(
+            self.time_s[None], ahead, np.ones(1), last=np.where(np.isfinite(last), 0.0, np.inf)
+        )
         share = 1.0 - BACKWARD_SHARE
         times = np.where(np.isfinite(self.time_s), self.time_s, 0.0)
-        last_s = self._totals(
+        last_s = self.recursion.totals(
             share * self.time_s[None],
             np.where(np.isfinite(ahead), 0.0, np.inf),
             np.full(1, share),
@@ -148,7 +144,7 @@ class Program:
         """Return the least price x GPUs x seconds of a micro-batch, by the number of stages."""
         is_stage = np.isfinite(self.time_s)
         cost = (self.tp * price[self.part])[:, None] * np.where(is_stage, self.time_s, 0.0)
-        found: Floats = self._totals(np.where(is_stage, cost, np.inf)[None], None, np.zeros(1))[:, 0]
+        found: Floats = self.recursion.totals(np.where(is_stage, cost, np.inf)[None], None, np.zeros(1))[:, 0]
         return found
 
     def cases(self, time_s: float) -> list[Case]:
@@ -260,7 +256,7 @@ class Program:
         while open_:
             worst, open_ = open_[:_REFINED], open_[_REFINED:]
             if worst[0].turn == _ROUNDS:
-                traces: list[_Trace] = []
+                traces: list[Trace] = []
                 self._slack(self._question(case, price, [(worst[0].low, worst[0].high)]), traces)
                 return sorted({trace(0) for trace in traces}, key=lambda found: (found.cuts, found.kinds))
             finer = [pair for one in worst for pair in pairwise(np.geomspace(one.low, one.high, _FINER + 1))]
@@ -295,7 +291,7 @@ class Program:
         edges = np.geomspace(least * (1 - _EPSILON), most * (1 + _EPSILON), _INTERVALS + 1)
         return edges[:-1], edges[1:]
 
-    def _slack(self, asked: _Asked, traces: list[_Trace] | None = None) -> Floats:
+    def _slack(self, asked: _Asked, traces: list[Trace] | None = None) -> Floats:
         """Return the least of price minus rho c in each interval, ``[stages, t]``.
 
         A chain is done when its first stage is and when its last is; either way a sum over stages bounds c.
@@ -310,25 +306,25 @@ class Program:
         last = np.where(np.isfinite(asked.ending_s), 0.0, np.inf)[None]
         share = 1.0 - BACKWARD_SHARE
 
-        def traced() -> _Trace | None:
+        def traced() -> Trace | None:
             if traces is None:
                 return None
-            traces.append(_Trace(which=self.which))
+            traces.append(Trace(which=self.which))
             return traces[-1]
 
-        by_first = self._totals(
+        by_first = self.recursion.totals(
             gpu + busy, asked.after_s * weight[:, None], rho / low, last=last, pp=depth, trace=traced()
         )
         done = rho * (1.0 + time_s / low)
         # A chain never does more than all micro-batches, nor a part of one.
         least_s = np.minimum(asked.least_s, time_s)
         room = np.where(asked.least_s <= time_s, np.floor(1.0 + (time_s - least_s) / low + _EPSILON), 0.0)
-        cheapest = self._totals(gpu, first, np.zeros(len(low)), last=last, pp=depth)
+        cheapest = self.recursion.totals(gpu, first, np.zeros(len(low)), last=last, pp=depth)
         slack: Floats = np.maximum(by_first - done, cheapest - rho * np.minimum(room, self.table.need))
         some = np.flatnonzero((slack < 0).any(axis=0))
         if not len(some):
             return slack
-        by_last = self._totals(
+        by_last = self.recursion.totals(
             (gpu + share * busy)[some],
             first if len(first) == 1 else first[some],
             (share * rho / low)[some],
@@ -345,7 +341,7 @@ class Program:
             after = asked.after_s if len(asked.after_s) == 1 else asked.after_s[still]
             for more in _MULTIPLES:
                 heavy = more * busy[still]
-                by_first = self._totals(
+                by_first = self.recursion.totals(
                     gpu[still] + heavy,
                     after * more * weight[still, None],
                     more * rho / low[still],
@@ -353,7 +349,7 @@ class Program:
                     pp=depth,
                     trace=traced(),
                 )
-                by_last = self._totals(
+                by_last = self.recursion.totals(
                     gpu[still] + share * heavy,
                     first if len(first) == 1 else first[still],
                     share * more * rho / low[still],
@@ -381,64 +377,6 @@ class Program:
             late_s = (count - 1) * low - time_s
             least = np.max([total + more * rho / low * late_s for more, total in sums], axis=0) - rho * count
             found = np.minimum(found, np.where(count <= count_max, least, np.inf))
-        return found
-
-    def _totals(
-        self,
-        cost: Floats,
-        after: Floats | None,
-        crossing: Floats,
-        *,
-        last: Floats | None = None,
-        pp: int | None = None,
-        trace: _Trace | None = None,
-    ) -> Floats:
-        """Return the least sums over chains of 1, 2, ... stages, ``[stages, t]``.
-
-        Args:
-            cost: Of stages, ``[t, k, u]``.
-            after: Cost of what follows first stages, ``[t, stages or 1, k, l + 1]``.
-            crossing: Cost of a second of a message between zones, ``[t]``.
-            last: What last stages cost beyond that, ``[t, k, u]``.
-        """
-        layers, depth, count = self.table.layer_count, pp or self.pp_max, len(cost)
-        zones, ahead_of = len(self.members), self.which[0]
-        found = np.full((depth, count), np.inf)
-        rest = np.full((count, zones, layers + 1), np.inf)
-        rest[:, :, layers] = 0.0
-        for index in range(depth):
-            if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
-                each = cost + last if index == 0 and last is not None else cost
-                masked = np.where(self.fits[index][None], each, np.inf)
-                if trace is not None:
-                    kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
-                least = np.stack([masked[:, own].min(axis=1) for own in self.members], axis=1)
-                stages = least[:, :, self.which]
-                front = masked[:, :, ahead_of]
-            to = np.zeros((count, zones, layers + 1), dtype=np.int64)
-            ahead = rest
-            if zones > 1:
-                over = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
-                to = over.argmin(axis=2)
-                ahead = over.min(axis=2)
-            first = front + ahead[:, self.home]
-            if after is not None:
-                first = first + after[:, min(index, after.shape[1] - 1)]
-            flat = first.reshape(count, -1)
-            through = stages + ahead[:, :, None, :]
-            rest = np.full((count, zones, layers + 1), np.inf)
-            if trace is None:
-                found[index] = flat.min(axis=1)
-                rest[:, :, :layers] = through.min(axis=3)
-                continue
-            end, best = through.argmin(axis=3), flat.argmin(axis=1)
-            found[index] = flat[np.arange(count), best]
-            rest[:, :, :layers] = np.take_along_axis(through, end[..., None], axis=3)[..., 0]
-            trace.first.append(best)
-            trace.end.append(end)
-            trace.kind.append(kind)
-            trace.to.append(to)
-            trace.home = self.home
         return found
 
 
@@ -474,27 +412,3 @@ class _Asked:
     least_s: Floats
     low: Floats
     high: Floats
-
-
-@dataclass(slots=True, kw_only=True)
-class _Trace:
-    """Where the program went, by stage from the last; called with an interval it returns the chain."""
-
-    which: Ints
-    first: list[Ints] = field(default_factory=list)
-    end: list[Ints] = field(default_factory=list)
-    kind: list[Ints] = field(default_factory=list)
-    to: list[Ints] = field(default_factory=list)
-    home: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-
-    def __call__(self, interval: int) -> Found:
-        width = self.end[0].shape[2] + 1
-        kind, end = divmod(int(self.first[-1][interval]), width)
-        kinds, cuts, zone = [kind], [0, end], int(self.home[kind])
-        for index in range(len(self.end) - 2, -1, -1):
-            at = cuts[-1]
-            zone = int(self.to[index + 1][interval, zone, at])
-            end = int(self.end[index][interval, zone, at])
-            kinds.append(int(self.kind[index][interval, zone, self.which[at, end]]))
-            cuts.append(end)
-        return Found(cuts=tuple(cuts), kinds=tuple(kinds))

@@ -10,7 +10,8 @@ import numpy as np
 
 from arena.planner.candidates import Floats, Ints
 from arena.planner.heterogeneous_bound import Case, Program
-from arena.planner.heterogeneous_chains import Chains, chains_of, chains_with, most_work, possible
+from arena.planner.heterogeneous_chains import Chains, chains_of, chains_with, possible
+from arena.planner.heterogeneous_master import most_work
 
 _PRICES_KEPT = 3
 _STEP = 0.5

@@ -10,7 +10,7 @@ import numpy as np
 
 from arena.domain.capability import unsupported
 from arena.domain.job import TrainSpec
-from arena.domain.parallel import ParallelPlan, Replica, Stage
+from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.candidates import Floats, Ints
 from arena.planner.heterogeneous_bound import Program
@@ -23,18 +23,16 @@ from arena.planner.heterogeneous_chains import (
 from arena.planner.heterogeneous_goal import Goal
 from arena.planner.heterogeneous_judge import Judgement
 from arena.planner.heterogeneous_looks import Look, looks_of, times_between
+from arena.planner.heterogeneous_money import MoneyProof
 from arena.planner.heterogeneous_offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
-from arena.planner.heterogeneous_proof import Proofs, cheapest, cut_evenly, speeds
+from arena.planner.heterogeneous_plan import plan_of
+from arena.planner.heterogeneous_proof import Proofs, cut_evenly
 from arena.planner.heterogeneous_tables import StageTable
 
 _SHARES = (0.0, 0.02, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
 _DEPTHS = (1, 2, 4, 8, 16)
 _LOOKS_MAX = 40
-_RATIOS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
-"""How long a stretch of time is that is proven at once where money counts: until over from."""
-_STRETCHES_MAX = 60
-_SHARES_OF_MONEY = (0.0, 0.01, 0.025, 0.06, 0.15, 0.3, 0.5)
 _TIME_PRECISION = 1.0005
 _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
@@ -105,13 +103,12 @@ class Hunt:
         self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max)
         if self.goal.is_time:
             self._hunt_for_time()
-            return self._result(self._time_bound() if self.space.proves else self._work_bound())
+            return self._result(self._time_bound() if self.space.proves else self._money_proof().work_bound())
         if not self.goal.is_cost and self.goal.value is None:
             self._hunt_for_time()
         self._hunt_for_money()
-        bound = self._work_bound()
-        is_near = self.best is None or not self.space.proves or bound >= self._score_at(0)
-        return self._result(bound if is_near else max(bound, self._money_bound(bound)))
+        proof = self._money_proof()
+        return self._result(proof.bound() if self.space.proves and self.best is not None else proof.work_bound())
 
     def _hunt_for_time(self) -> None:
         first: list[tuple[float, int, Mix]] = []
@@ -291,64 +288,10 @@ class Hunt:
             return 0.0
         return self.incumbent * (1.0 - self.space.gap) * (1.0 - _SHARES[index])
 
-    def _money_bound(self, known: float) -> float:
-        """Prove, for one stretch of time after the other, that no better plan is done in it with what it may cost."""
-        worst, time_s, ratio = 0, min(float(program.least_sum_s.min()) for program in self.programs), _RATIOS[0]
-        for count in range(_STRETCHES_MAX):
-            shortest = _RATIOS[-1] if count < _STRETCHES_MAX // 2 else _RATIOS[-3]
-            score = self._score_at(worst)
-            if score <= known or self._is_past(score, time_s):
-                return score
-            until_s = min(time_s * ratio, self._latest_at(score))
-            self.proofs.caps = self.goal.caps(score, time_s)
-            if self._is_too_dear(until_s) or all(
-                self.proofs.is_proven(program, until_s, None) for program in self.programs
-            ):
-                time_s, ratio = until_s, max(one for one in _RATIOS if one <= ratio**2)
-            elif ratio > shortest:
-                ratio = max(one for one in _RATIOS if one < ratio)
-            else:
-                worst, ratio = worst + 1, _RATIOS[1]
-        return -np.inf
-
-    def _is_too_dear(self, time_s: float) -> bool:
-        """Tell whether the work alone, on the GPUs that do it for the least, costs more than it may."""
-        return any(
-            all(program.table.need * float(program.work(price).min()) / time_s > cap for program in self.programs)
-            for price, cap in self.proofs.caps
+    def _money_proof(self) -> MoneyProof:
+        return MoneyProof(
+            programs=self.programs, proofs=self.proofs, goal=self.goal, incumbent=self.incumbent, gap=self.space.gap
         )
-
-    def _score_at(self, index: int) -> float:
-        """Return a score that is better than the best by the wanted gap and a share."""
-        share = self.space.gap + _SHARES_OF_MONEY[index] if index < len(_SHARES_OF_MONEY) else np.inf
-        return self.incumbent - share * abs(self.incumbent)
-
-    def _latest_at(self, score: float) -> float:
-        """No plan that is better than a score takes longer."""
-        is_time = not self.goal.is_cost and self.goal.value is None
-        return min(self.goal.constraints.iter_time_s_max, score if is_time else np.inf)
-
-    def _is_past(self, score: float, time_s: float) -> bool:
-        """Tell whether no plan that takes longer than a time can be better than a score."""
-        if time_s >= self._latest_at(score):
-            return True
-        return any(
-            all(cheapest(program, price) > cap for program in self.programs)
-            for price, cap in self.goal.caps(score, time_s)
-        )
-
-    def _work_bound(self) -> float:
-        """Bound the score by the price of the work on the kinds that do it for the least."""
-        price = self.goal.price
-        work, time_s = float("inf"), float("inf")
-        for program in self.programs:
-            work = min(work, program.table.need * float(program.work(price).min()))
-            speed = speeds(program)
-            time_s = min(time_s, program.table.need * float(program.work(speed).min()) / float(speed @ self.stock))
-        limit = self.goal.constraints.usd_per_step_max
-        if limit is not None and work > limit:
-            return float("inf")
-        return self.goal.bound_of_work(work, time_s)
 
     def _result(self, bound: float) -> HeterogeneousResult:
         statistics = Statistics(
@@ -378,40 +321,3 @@ class Hunt:
         if self.refusals:
             return tuple(self.refusals.values())
         return (reason(ReasonCode.NO_FEASIBLE_PLAN, detail="no pipeline of the offered GPUs fits or keeps the limits"),)
-
-
-def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool) -> ParallelPlan:
-    """Return the plan of a mix; counts of micro-batches are left out where an even share gives them."""
-    chain = np.repeat(np.arange(len(mix.kinds)), mix.replicas)
-    counts = mix.counts[chain]
-    if not is_equal:
-        counts = _trimmed(counts, mix.slowest_s[chain], mix.table.need)
-        chain, counts = chain[counts > 0], counts[counts > 0]
-    is_even = is_equal or (counts == counts[0]).all()
-    stages: list[Stage] = []
-    for stage in range(len(mix.cuts) - 1):
-        kinds = [mix.table.kinds[kind] for kind in mix.kinds[chain, stage].tolist()]
-        made: dict[tuple[int, int, int | None], Replica] = {}
-        replicas: list[Replica] = []
-        for kind, count in zip(kinds, counts.tolist(), strict=True):
-            known = (kind.part, kind.tp, None if is_even else count)
-            if known not in made:
-                gpu_type, zone = keys[kind.part]
-                made[known] = Replica(tp=kind.tp, gpu_type=gpu_type, zone=zone, micro_batch_count=known[2])
-            replicas.append(made[known])
-        stages.append(Stage(layer_count=mix.cuts[stage + 1] - mix.cuts[stage], replicas=tuple(replicas)))
-    return ParallelPlan(
-        stages=tuple(stages), micro_batch_size=mix.table.micro_batch_size, recompute=mix.table.recompute
-    )
-
-
-def _trimmed(slots: Ints, times: np.ndarray, need: int) -> Ints:
-    """Take off what is more than needed, where it takes longest."""
-    counts = slots.copy()
-    excess = int(counts.sum()) - need
-    while excess > 0:
-        busy = np.where(counts > 0, counts * times, -1.0)
-        top = np.flatnonzero(busy >= busy.max() * (1.0 - 1e-9))[:excess]
-        counts[top] -= 1
-        excess -= len(top)
-    return counts
