@@ -56,7 +56,12 @@ class Fate:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A modelled attempt; ``began_at_s`` is set once all its nodes are up and it has begun to step."""
+    """A modelled attempt.
+
+    Args:
+        began_at_s: Set once all its nodes are up and it has begun to step.
+        saving_since_s: Set once it has been asked to save and stop.
+    """
 
     attempt: AttemptRecord
     spec: JobSpec
@@ -64,6 +69,7 @@ class _Run:
     began_at_s: float | None = None
     began_step: int = 0
     step_s: float = 1.0
+    saving_since_s: float | None = None
     pending: list[Scheduled[Event]] = field(default_factory=list)
 
 
@@ -108,7 +114,8 @@ class SimWorld:
         """Kill what runs on a node without a word, as a power cut does; its peers elsewhere die of it."""
         now_s = self.kernel.now_s
         for run in [run for run in self._runs.values() if node_id in run.nodes]:
-            self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+            if run.saving_since_s is None or now_s < run.saving_since_s + self.costs.save_s:
+                self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
             self._forget(run)
             run.nodes.remove(node_id)
             self._end(run, now_s + self.costs.exit_s, EndKind.FAILED)
@@ -180,7 +187,7 @@ class SimWorld:
 
     def _stop(self, command: StopAttempt) -> None:
         run = self._runs.get(command.attempt_id)
-        if run is None:
+        if run is None or run.saving_since_s is not None:
             return
         now_s = self.kernel.now_s
         self._forget(run)
@@ -190,6 +197,8 @@ class SimWorld:
             return
         step = self._steps_done(run, now_s)
         self._durable[run.attempt.job_id] = step
+        # Until it is over it is one of those that run: a node that is lost in the meantime takes the checkpoint along.
+        self._runs[command.attempt_id], run.saving_since_s = run, now_s
         saved_at_s = now_s + self.costs.save_s
         saved = CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=self.costs.save_s)
         self._report(run, saved_at_s, saved)
@@ -219,7 +228,8 @@ class SimWorld:
     def _steps_done(self, run: _Run, now_s: float) -> int:
         if run.began_at_s is None or now_s <= run.began_at_s:
             return run.began_step
-        done = run.began_step + int((now_s - run.began_at_s) / run.step_s + 1e-9)
+        until_s = now_s if run.saving_since_s is None else run.saving_since_s
+        done = run.began_step + max(int((until_s - run.began_at_s) / run.step_s + 1e-9), 0)
         limit = self._fate(run).step_count
         return done if limit is None else min(done, limit)
 

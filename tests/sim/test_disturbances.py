@@ -45,6 +45,30 @@ def test_a_job_goes_on_elsewhere_from_its_last_checkpoint() -> None:
     assert ends(job("a", 0.0, 500), nodes=2, disturbance=away) == {"a": 250.0 + 15.0 + 7.0 + 300.0}
 
 
+@pytest.mark.parametrize(("away_at_s", "ends_at_s"), [(1060.0, 2237.0), (1072.0, 2199.0)])
+def test_a_node_lost_while_a_job_saves_takes_the_checkpoint_along(away_at_s: float, ends_at_s: float) -> None:
+    """Displaced at 1,050 s, saved by 1,070 s, gone by 1,075 s: lost before the save, it goes on from step 1,000.
+
+    The node is away for 100 s; the short job runs 10 s and exits in 5 s, then 7 s to load, the steps left, 5 s to exit.
+    """
+    changes = (
+        Availability(at_s=away_at_s, node_id=NODE, is_there=False),
+        Availability(at_s=away_at_s + 100.0, node_id=NODE, is_there=True),
+    )
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)),
+        policy=make_policy("srtf"),
+        grids=GRIDS,
+        costs=replace(FREE, restart=ConstantRestart(first_s=0.0, again_s=7.0), save_s=20.0, exit_s=5.0),
+        config=replace(REPLAY_CONFIG, backoff_s=0.0),
+        disturbances=(Reclaims(changes=changes, grace_s=0.0),),
+        check=True,
+    )
+    retry = {"restarts_max": 9}
+    outcomes = replay.run([job("long", 0.0, 2050, retry=retry), job("short", 1050.0, 10, retry=retry)]).outcomes
+    assert {str(one.job_id): one.ended_at_s for one in outcomes} == {"short": away_at_s + 115.0, "long": ends_at_s}
+
+
 def test_a_lent_node_takes_no_work_in_its_grace_and_works_again_when_it_is_back() -> None:
     """Asked back at 100 s with 50 s of grace: b, who comes at 120 s, waits until the node is there again at 400 s."""
     changes = (
