@@ -41,7 +41,7 @@ ITERATIONS_DIVISOR = 5
 
 ROUND_S = 300.0
 
-RIGID_POLICIES = frozenset({"fcfs"})
+RIGID_POLICIES = frozenset({"fcfs", "fcfs-easy", "srtf", "tiresias"})
 """Policies that give a job what it asked for: its GPU type and count."""
 
 
@@ -95,6 +95,13 @@ class Rules:
         return SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0, round_s=ROUND_S)
 
 
+def measured(job: TraceJob, tables: Tables) -> TraceJob:
+    """Return a job that asks for something that was measured; a few of the published traces do not."""
+    assert job.workload is not None
+    gpu_type, count = tables.nearest(job.workload, job.gpu_type or "", job.gpu_count)
+    return replace(job, gpu_type=gpu_type, gpu_count=count)
+
+
 def replay_job(job: TraceJob, *, is_rigid: bool) -> ReplayJob:
     """Return a job of the trace as the scheduler is told of it."""
     assert job.workload is not None
@@ -124,8 +131,10 @@ def made(name: str, jobs: Sequence[TraceJob]) -> Policy:
 def run_policy(name: str, jobs: Sequence[TraceJob], tables: Tables, args: argparse.Namespace) -> dict[str, Any]:
     """Replay the trace under one policy and return its figures."""
     rules = Rules(is_artifact=args.artifact_rules, restart_s=args.restart_s)
-    policy = TimedPolicy(made(name, jobs))
     shape = cluster(args.gpus_per_type)
+    if not rules.is_artifact:
+        jobs = [measured(job, tables) for job in jobs]
+    policy = TimedPolicy(made(name, jobs))
     replay = Replay(
         shape=shape,
         policy=policy,

@@ -53,6 +53,15 @@ class Tables:
         filled = {workload: self._filled(workload) for workload in self.measured}
         return TableGrids(name="arena prof_database, filled", iter_time_s=filled)
 
+    def nearest(self, workload: WorkloadSpec, gpu_type: str, count: int) -> tuple[str, int]:
+        """Return what was measured nearest to what a job asks for: fewer GPUs of its type before more, before others."""
+        found = {
+            (group.parts[0].gpu_type, group.gpu_count)
+            for group, time_s in self.measured[workload].items()
+            if time_s is not None
+        }
+        return min(found, key=lambda ask: (ask[0] != gpu_type, ask[1] > count, abs(ask[1] - count), ask))
+
     def _filled(self, workload: WorkloadSpec) -> Times:
         times = dict(self.measured[workload])
         for group in _all_groups():
