@@ -54,7 +54,7 @@ class Tables:
         return TableGrids(name="arena prof_database, filled", iter_time_s=filled)
 
     def nearest(self, workload: WorkloadSpec, gpu_type: str, count: int) -> tuple[str, int]:
-        """Return what was measured nearest to what a job asks for: fewer GPUs of its type before more, before others."""
+        """Return what was measured nearest to an ask: fewer GPUs of its type before more, its type before others."""
         found = {
             (group.parts[0].gpu_type, group.gpu_count)
             for group, time_s in self.measured[workload].items()
