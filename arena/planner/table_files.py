@@ -20,6 +20,7 @@ The artifact's form is ``{"optimal": {"bert_1.3B_256": {"2_a100_2_n_4_d": 0.91, 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -35,8 +36,9 @@ from arena.planner.tables import TableGrids
 
 COLUMNS = ("workload", "global_batch", "group", "step_time_s")
 _GROUP = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63}) (\d{1,4}(?:\+\d{1,4})*)")
-_ARTIFACT_GROUP = re.compile(r"(\d{1,4})_([A-Za-z0-9.-]+)_(\d{1,4})_n_(\d{1,4})_d")
-_ARTIFACT_WORKLOAD = re.compile(r"(.+)_([^_]+)_(\d{1,9})")
+_ARTIFACT_GROUP = re.compile(r"([1-9]\d{0,3})_([A-Za-z0-9.-]+)_\1_n_([1-9]\d{0,3})_d")
+_ARTIFACT_WORKLOAD = re.compile(r"(.+)_([^_]+)_([1-9]\d{0,8})")
+_ARTIFACT_FAILURE = -1
 _SECONDS_MAX = 1e7
 _PROBLEMS_MAX = 5
 _EXAMPLE = f"a table looks like this: {','.join(COLUMNS)}, then a row such as bert__1.3B,256,a100 4+4,0.91"
@@ -60,10 +62,13 @@ def parse_table(text: str, *, source: str) -> TableGrids:
     """
     text = text.removeprefix("\ufeff")
     if not text.lstrip().startswith("{"):
-        return _table(_csv_rows(text, source), name=source, source=source)
+        try:
+            return _table(_csv_rows(text, source), name=source, source=source)
+        except csv.Error as error:
+            raise SpecError(f"{source} is no CSV", why=str(error), fix=_EXAMPLE) from error
     try:
         document: dict[str, Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{source} is no JSON", why=str(error), fix=_EXAMPLE) from error
     if "optimal" in document:
         return _artifact_table(document["optimal"], source)
@@ -74,7 +79,7 @@ def parse_table(text: str, *, source: str) -> TableGrids:
 
 
 def _csv_rows(text: str, source: str) -> Iterator[_Row]:
-    reader = csv.reader(text.splitlines())
+    reader = csv.reader(io.StringIO(text, newline=None))
     head = [one.strip() for one in next(reader, [])]
     if sorted(head) != sorted(COLUMNS):
         why = f"its columns are {', '.join(head) or 'none'}"
@@ -129,11 +134,16 @@ def _seconds(value: object) -> float | None:
 
 
 def _number(value: object, field: str, kind: Callable[[Any], float]) -> Any:
+    # Python reads True as 1 and 1_000 as 1000; a table that says so has another mistake.
+    is_number = (
+        not isinstance(value, bool) and (kind is float or not isinstance(value, float)) and "_" not in str(value)
+    )
     try:
-        number = kind(value) if not isinstance(value, bool | float) or kind is float else None
-    except (TypeError, ValueError):
-        number = None
-    if number is None or not math.isfinite(number):
+        number = kind(value) if is_number else None
+        is_finite = number is not None and math.isfinite(number)
+    except (TypeError, ValueError, OverflowError):
+        is_finite = False
+    if not is_finite:
         raise ValueError(f"{field} is a {'whole ' if kind is int else ''}number, got {shown(value)}")
     return number
 
@@ -165,11 +175,15 @@ def _artifact_table(rows: object, source: str) -> TableGrids:
         times[workload] = {}
         for key, value in row.items():
             found = _ARTIFACT_GROUP.fullmatch(key)
-            if found is None or not isinstance(value, int | float):
-                problems.append(f"{source}: {name}: {shown(key)} is no <nodes>_<type>_<nodes>_n_<GPUs>_d with seconds")
+            if found is None:
+                problems.append(f"{source}: {name}: {shown(key)} is no <nodes>_<type>_<nodes>_n_<GPUs>_d")
                 continue
-            group = GpuGroup.of(found[2], [int(found[4])] * int(found[1]))
-            times[workload][group] = float(value) if value > 0 else None
+            try:
+                time_s = None if value == _ARTIFACT_FAILURE else _seconds(value)
+            except ValueError as error:
+                problems.append(f"{source}: {name}: {key}: {error}")
+                continue
+            times[workload][GpuGroup.of(found[2], [int(found[3])] * int(found[1]))] = time_s
     _refuse(problems)
     return TableGrids(name=source, iter_time_s=times)
 

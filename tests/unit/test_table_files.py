@@ -49,6 +49,8 @@ def test_the_artifacts_form_is_read() -> None:
         ("net,0,a100 1,1", "line 2: global_batch is at least 1"),
         ("net,8,a100 1,-1", "line 2: step_time_s is above 0"),
         ("net,8,a100 1,nan", "line 2: step_time_s is a number"),
+        ("net,8,a100 1,1_0.5", "line 2: step_time_s is a number"),
+        ("net,1_0,a100 1,1", "line 2: global_batch is a whole number"),
         (",8,a100 1,1", "line 2: workload is a name"),
         ("net,8,a100 1", "line 2: 3 fields, 4 columns"),
         ("net,8,a100 1,1\nnet,8,a100 1,2", "line 3: net, batch 8, on a100 1 is there twice"),
@@ -61,7 +63,40 @@ def test_a_bad_row_is_told_with_its_line(row: str, told: str) -> None:
     assert told in error.value.message
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{", '{"rows": []}', '{"optimal": {}}', '{"optimal": {"x": {}}}'])
+@pytest.mark.parametrize("field", ["global_batch", "step_time_s"])
+@pytest.mark.parametrize("value", [True, 10**400, "1e999", [1], float("inf")])
+def test_a_number_of_json_is_a_finite_number(field: str, value: object) -> None:
+    row = {"workload": "net__1B", "global_batch": 8, "group": "a100 1", "step_time_s": 0.5, field: value}
+    with pytest.raises(SpecError, match=f"row 1: {field} is a .*number"):
+        parse_table(json.dumps({"arena_table": 1, "rows": [row]}), source="t.json")
+
+
+@pytest.mark.parametrize(
+    ("workload", "group", "value", "told"),
+    [
+        ("net_1B_0", "1_a100_1_n_1_d", 1.0, "is no <family>_<size>_<batch>"),
+        ("net_1B_8", "0_a100_0_n_1_d", 1.0, "is no <nodes>_<type>"),
+        ("net_1B_8", "2_a100_4_n_1_d", 1.0, "is no <nodes>_<type>"),
+        ("net_1B_8", "1_a100_1_n_1_d", float("inf"), "step_time_s is a number"),
+        ("net_1B_8", "1_a100_1_n_1_d", float("nan"), "step_time_s is a number"),
+        ("net_1B_8", "1_a100_1_n_1_d", -3.0, "step_time_s is above 0"),
+    ],
+)
+def test_a_mistake_in_the_artifacts_form_is_told(workload: str, group: str, value: float, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        parse_table(json.dumps({"optimal": {workload: {group: value}}}), source="t.json")
+
+
+def test_only_line_ends_end_a_line() -> None:
+    table = parse_table(f"{HEAD}\rnet\u2028one,8,a100 1,0.5\r", source="t.csv")
+    assert [workload.name for workload in table.iter_time_s] == ["net\u2028one"]
+
+
+BROKEN = ["", "a,b\n1,2\n", "{", '{"rows": []}', '{"optimal": {}}', '{"optimal": {"x": {}}}']
+LONG = [f"{HEAD}\n{'x' * 200_000},8,a100 1,1\n", '{"a":' + "[" * 100_000]
+
+
+@pytest.mark.parametrize("text", [*BROKEN, *LONG], ids=range(8))
 def test_what_is_no_table_is_refused(text: str) -> None:
     with pytest.raises(SpecError):
         parse_table(text, source="t")
