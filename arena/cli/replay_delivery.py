@@ -33,7 +33,8 @@ def deliver(
         app.out.line(f"{name:<12}{value}")
     for table in tables_of(study):
         app.out.line()
-        app.out.line(table.title, style="bold")
+        if table.title:
+            app.out.line(table.title, style="bold")
         app.out.table(table.columns, table.rows, right=numbers(table.columns))
         if table.note:
             app.out.line(table.note)

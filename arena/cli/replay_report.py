@@ -91,7 +91,8 @@ def _table(table: TextTable) -> str:
     rows = "\n".join(_row("td", row) for row in table.rows)
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     body = f'<div class="wide"><table><thead>{head}</thead><tbody>\n{rows}\n</tbody></table></div>'
-    return f"<h3>{escape(table.title)}</h3>\n{body}{note}"
+    title = f"<h3>{escape(table.title)}</h3>\n" if table.title else ""
+    return f"{title}{body}{note}"
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from arena.cli.timed_policy import TimedPolicy
 from arena.domain.events import Event
 from arena.engine.ports import Step
 from arena.errors import ArenaError, InternalError, UserError
-from arena.policies.base import Snapshot
+from arena.policies.base import Policy, Snapshot
 from arena.sim.checks import ReplayFaultError
 from arena.sim.figures import Figures
 from arena.sim.ledger import JobOutcome
@@ -114,8 +114,12 @@ def execute(order: Order, watch: Callable[[Step], None] | None = None) -> Docume
     Returns:
         Its result as JSON, or its fault.
     """
-    recorder = FlightRecorder()
-    policy = TimedPolicy(policy_for(order.policy, order.scenario.jobs))
+    return executed(order, policy_for(order.policy, order.scenario.jobs), watch)
+
+
+def executed(order: Order, inner: Policy, watch: Callable[[Step], None] | None = None) -> Document | Fault:
+    """Make a run with a policy that is there already."""
+    recorder, policy = FlightRecorder(), TimedPolicy(inner)
     try:
         result = Runner(scenario=order.scenario, recorder=recorder, watch=watch).run(policy, label=order.policy)
     except UserError:

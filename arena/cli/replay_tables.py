@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from arena.cli.quoting import escaped
@@ -60,18 +60,17 @@ _RATIO_HEADINGS = {
     "makespan_s": "MAKESPAN",
     "gpu_hours": "GPU_HOURS",
 }
-FIGURES_NOTE = (
-    "times in seconds; RESTARTS per job; UNFAIR%: jobs with finish-time fairness rho above 1; DECISION_MS: p99"
-)
+TIMES_NOTE = "times in seconds; LEFT: not ended when the run was cut"
+COSTS_NOTE = "RESTARTS per job; UNFAIR%: jobs with rho above 1; DECISION_MS: p99"
 
 
 def tables_of(study: Study) -> list[TextTable]:
-    """Return all tables of a study."""
-    found = [_figures_table(study, "whole", "ALL JOBS, whole run")]
+    """Return all tables of a study, each narrow enough for a terminal of 80 columns where names are short."""
+    found = [*_figures_tables(study, "whole", "ALL JOBS, whole run")]
     if study.runs[0]["window"] is not None:
         window = study.runs[0]["window"]
         title = f"STEADY WINDOW of seed {study.runs[0]['seed']}: jobs submitted from {window['from_s']:,.0f} "
-        found.append(_figures_table(study, "steady", f"{title}to {window['to_s']:,.0f} s"))
+        found += _figures_tables(study, "steady", f"{title}to {window['to_s']:,.0f} s")
     found.append(_sizes_table(study))
     if any((study.mean(policy, "whole", "deadline_count") or 0) > 0 for policy in study.policies):
         found.append(_deadline_table(study))
@@ -80,20 +79,29 @@ def tables_of(study: Study) -> list[TextTable]:
     return found
 
 
-def _figures_table(study: Study, scope: str, title: str) -> TextTable:
-    columns = (*_TIMES, *_COSTS, *(_ONLY_WHOLE if scope == "whole" else ()))
-    rows = tuple(
-        (
-            escaped(policy),
-            _count(study, policy, scope, "job_count"),
-            _count(study, policy, scope, "unfinished_count"),
-            *(_cell(study.mean(policy, scope, one.figure), one) for one in columns),
-        )
-        for policy in study.policies
-    )
-    headings = ("POLICY", "JOBS", "UNFINISHED", *(one.heading for one in columns))
+def _figures_tables(study: Study, scope: str, title: str) -> Iterator[TextTable]:
     seeds = f"; means over {len(study.seeds)} seeds" if len(study.seeds) > 1 else ""
-    return TextTable(title=title, columns=headings, rows=rows, note=FIGURES_NOTE + seeds if scope == "whole" else "")
+    counts = {
+        policy: tuple(_count(study, policy, scope, figure) for figure in ("job_count", "unfinished_count"))
+        for policy in study.policies
+    }
+    yield TextTable(
+        title=title,
+        columns=("POLICY", "JOBS", "LEFT", *(one.heading for one in _TIMES)),
+        rows=tuple((escaped(policy), *counts[policy], *_cells(study, policy, scope, _TIMES)) for policy in counts),
+        note=TIMES_NOTE + seeds if scope == "whole" else "",
+    )
+    costs = (*_COSTS, *(_ONLY_WHOLE if scope == "whole" else ()))
+    yield TextTable(
+        title="",
+        columns=("POLICY", *(one.heading for one in costs)),
+        rows=tuple((escaped(policy), *_cells(study, policy, scope, costs)) for policy in study.policies),
+        note=COSTS_NOTE if scope == "whole" else "",
+    )
+
+
+def _cells(study: Study, policy: str, scope: str, columns: Sequence[_Column]) -> tuple[str, ...]:
+    return tuple(_cell(study.mean(policy, scope, one.figure), one) for one in columns)
 
 
 def _count(study: Study, policy: str, scope: str, figure: str) -> str:
@@ -128,13 +136,12 @@ def _deadline_table(study: Study) -> TextTable:
 
 
 def _ratios_table(study: Study) -> TextTable:
-    rows = tuple(
-        (escaped(policy), *(_ratio_text(study.ratios(policy, "whole")[name]) for name in RATIO_FIGURES))
-        for policy in study.policies[1:]
-    )
+    others = study.policies[1:]
+    found = [study.ratios(policy, "whole") for policy in others]
+    rows = tuple((_RATIO_HEADINGS[name], *(_ratio_text(ratios[name]) for ratios in found)) for name in RATIO_FIGURES)
     note = "95 % paired bootstrap over seeds" if len(study.seeds) > 1 else "no intervals: they need --seeds 2 or more"
-    headings = ("POLICY", *(_RATIO_HEADINGS[name] for name in RATIO_FIGURES))
-    return TextTable(title=f"RATIO TO {escaped(study.policies[0])}", columns=headings, rows=rows, note=note)
+    title = f"RATIO TO {escaped(study.policies[0])}"
+    return TextTable(title=title, columns=("FIGURE", *map(escaped, others)), rows=rows, note=note)
 
 
 def _ratio_text(ratio: dict[str, float | None] | None) -> str:
