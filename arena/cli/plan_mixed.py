@@ -16,10 +16,10 @@ from arena.domain.grid import Estimate
 from arena.domain.job import JobSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan
 from arena.planner.clusterfile import Cluster
-from arena.planner.heterogeneous import search
-from arena.planner.heterogeneous_judge import Judge, check_mixed
-from arena.planner.heterogeneous_offer import HeterogeneousResult, Objective, Offer, Offered, PartKey, Space
-from arena.planner.heterogeneous_placed import PlacedKind
+from arena.planner.heterogeneous.judge import Judge, check_mixed
+from arena.planner.heterogeneous.offer import HeterogeneousResult, Objective, Offer, Offered, PartKey, Space
+from arena.planner.heterogeneous.placed import PlacedKind
+from arena.planner.heterogeneous.search import search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

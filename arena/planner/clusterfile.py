@@ -18,7 +18,7 @@ from arena.domain.yamltree import Path, Problem, Tree, read_tree
 from arena.errors import SpecError
 from arena.planner.communication import Tier
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous_offer import ZoneLinks
+from arena.planner.heterogeneous.offer import ZoneLinks
 from arena.units import GIB
 
 _TERA = 1e12

@@ -13,10 +13,10 @@ from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous_judge import Judgement
-from arena.planner.heterogeneous_offer import Offer, Offered, PartKey
-from arena.planner.heterogeneous_sync import NODE_LEVELS, After
-from arena.planner.heterogeneous_tables import Kind, StageTable
+from arena.planner.heterogeneous.judge import Judgement
+from arena.planner.heterogeneous.offer import Offer, Offered, PartKey
+from arena.planner.heterogeneous.sync import NODE_LEVELS, After
+from arena.planner.heterogeneous.tables import Kind, StageTable
 from arena.units import GIB
 from experiments.sailor_cases.simulator import MEMORY_BYTES, USD_PER_S, SailorKind, Simulator
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from arena.planner.heterogeneous_goal import Goal
-from arena.planner.heterogeneous_offer import Constraints, HeterogeneousResult, Space
-from arena.planner.heterogeneous_tree import Hunt
+from arena.planner.heterogeneous.goal import Goal
+from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult, Space
+from arena.planner.heterogeneous.tree import Hunt
 from experiments.sailor_cases.judge import SailorJudge, offer_of, stages_of, tables_of_case, train_of
 from experiments.sailor_cases.simulator import SailorKind, Simulator
 

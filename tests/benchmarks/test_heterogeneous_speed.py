@@ -10,8 +10,8 @@ import pytest
 
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous import search
-from arena.planner.heterogeneous_offer import Offered
+from arena.planner.heterogeneous.offer import Offered
+from arena.planner.heterogeneous.search import search
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
 

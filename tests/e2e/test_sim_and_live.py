@@ -1,6 +1,7 @@
 """One scenario on the simulated and the live world (real agents, real training): the same commands in the same order.
 
-A program on all GPUs shows that they are there. A job takes the whole cluster, shrinks for a second one, grows again when that is cancelled, and is cancelled itself.
+A program on all GPUs shows that they are there. A job takes the whole cluster, shrinks for a second one, grows again
+when that is cancelled, and is cancelled itself.
 The steps of the scenario wait for what has happened, not for instants: the two worlds have different clocks.
 """
 

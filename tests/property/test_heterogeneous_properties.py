@@ -11,9 +11,9 @@ from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Stage
 from arena.planner.communication import Tier
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous import search
-from arena.planner.heterogeneous_judge import Judge, evaluate_plan
-from arena.planner.heterogeneous_offer import Offer, Offered, Space, ZoneLinks
+from arena.planner.heterogeneous.judge import Judge, evaluate_plan
+from arena.planner.heterogeneous.offer import Offer, Offered, Space, ZoneLinks
+from arena.planner.heterogeneous.search import search
 
 TYPES = catalog()
 SPACE = Space(pp_max=3, tp_max=2, micro_batch_max=2, recompute=False)

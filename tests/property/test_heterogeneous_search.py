@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Stage
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous import best_column, search
-from arena.planner.heterogeneous_judge import Judge
-from arena.planner.heterogeneous_offer import Objective, Offer, Offered, Space
+from arena.planner.heterogeneous.judge import Judge
+from arena.planner.heterogeneous.offer import Objective, Offer, Offered, Space
+from arena.planner.heterogeneous.search import best_column, search
 
 TYPES = catalog()
 LAYERS = 4

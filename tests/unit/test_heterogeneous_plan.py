@@ -15,9 +15,9 @@ from arena.planner.candidates import candidate_of
 from arena.planner.communication import Tier
 from arena.planner.cost import evaluate
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous import best_column, search
-from arena.planner.heterogeneous_judge import Judge, evaluate_plan
-from arena.planner.heterogeneous_offer import Constraints, Objective, Offer, Offered, Space, ZoneLinks
+from arena.planner.heterogeneous.judge import Judge, evaluate_plan
+from arena.planner.heterogeneous.offer import Constraints, Objective, Offer, Offered, Space, ZoneLinks
+from arena.planner.heterogeneous.search import best_column, search
 
 TYPES = catalog()
 SMALL = Space(pp_max=2, micro_batch_max=2, recompute=False)

@@ -18,8 +18,8 @@ import numpy as np
 
 from arena.domain.parallel import Recompute
 from arena.planner.candidates import Flags, Floats, Ints
-from arena.planner.heterogeneous_master import most_work
-from arena.planner.heterogeneous_tables import Kind, StageTable
+from arena.planner.heterogeneous.master import most_work
+from arena.planner.heterogeneous.tables import Kind, StageTable
 from arena.planner.pipeline import BACKWARD_SHARE
 
 _EPSILON = 1e-9

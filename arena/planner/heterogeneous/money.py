@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arena.planner.heterogeneous_bound import Program
-from arena.planner.heterogeneous_goal import Goal
-from arena.planner.heterogeneous_proof import Proofs, cheapest, speeds
+from arena.planner.heterogeneous.bound import Program
+from arena.planner.heterogeneous.goal import Goal
+from arena.planner.heterogeneous.proof import Proofs, cheapest, speeds
 
 _RATIOS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
 """How long a stretch of time is that is proven at once: until over from."""

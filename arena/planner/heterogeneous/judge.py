@@ -1,7 +1,7 @@
 """What a step takes, costs and needs under a plan over mixed GPUs: the judge of all plans. Pure: no I/O, no clock.
 
-Stages are priced by ``arena.planner.cost.evaluate`` (see ``heterogeneous_stages``), messages by
-``heterogeneous_traffic``, so a plan on one type costs what the uniform search says. Replicas with the same index form a
+Stages are priced by ``arena.planner.cost.evaluate`` (see ``stages``), messages by
+``traffic``, so a plan on one type costs what the uniform search says. Replicas with the same index form a
 chain; the closed form of ``arena.planner.pipeline`` holds for each chain, and the last one counts. Where micro-batches
 leave their chain (stages with unequal replicas), every pass is run instead.
 """
@@ -22,12 +22,12 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.errors import SpecError
 from arena.planner.candidates import Floats
 from arena.planner.cost import MODELLED_RELATIVE_ERROR
-from arena.planner.heterogeneous_offer import Offer, PartKey, ZoneLinks
-from arena.planner.heterogeneous_passes import step_s
-from arena.planner.heterogeneous_placed import PlacedKind, PlacedStage, place
-from arena.planner.heterogeneous_stages import StageFigures, stage_figures
-from arena.planner.heterogeneous_tables import Kind, StageTable
-from arena.planner.heterogeneous_traffic import Traffic
+from arena.planner.heterogeneous.offer import Offer, PartKey, ZoneLinks
+from arena.planner.heterogeneous.passes import step_s
+from arena.planner.heterogeneous.placed import PlacedKind, PlacedStage, place
+from arena.planner.heterogeneous.stages import StageFigures, stage_figures
+from arena.planner.heterogeneous.tables import Kind, StageTable
+from arena.planner.heterogeneous.traffic import Traffic
 from arena.planner.memory import USABLE_SHARE
 from arena.planner.pipeline import pipeline_time_s, step_end_s
 from arena.units import GIB

@@ -6,8 +6,8 @@ import numpy as np
 
 from arena.domain.parallel import ParallelPlan, Replica, Stage
 from arena.planner.candidates import Ints
-from arena.planner.heterogeneous_chains import Mix
-from arena.planner.heterogeneous_offer import PartKey
+from arena.planner.heterogeneous.chains import Mix
+from arena.planner.heterogeneous.offer import PartKey
 
 
 def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool) -> ParallelPlan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_offer import Constraints, Value
+from arena.planner.heterogeneous.offer import Constraints, Value
 
 _STEPS = 4000
 

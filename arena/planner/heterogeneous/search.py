@@ -1,8 +1,8 @@
 """The best plan of one job over mixed GPU types and zones, with a certificate. Pure: no I/O, no clock.
 
-Pipelines (cuts of the layers) are filled with chains of replicas (``heterogeneous_chains``) and what looks best is
-judged (``heterogeneous_judge``). Prices on GPUs then ask for chains that would make a better plan
-(``heterogeneous_bound``): what they find gives new cuts to fill, and where they find none, that is the bound.
+Pipelines (cuts of the layers) are filled with chains of replicas (``chains``) and what looks best is
+judged (``judge``). Prices on GPUs then ask for chains that would make a better plan
+(``bound``): what they find gives new cuts to fill, and where they find none, that is the bound.
 
 The space: 1F1B without sharding; layers split in any way over at most ``Space.pp_max`` stages; each replica of any
 type, zone and degree that divides nodes and model; micro-batch sizes in powers of two; chains take unequal numbers of
@@ -24,10 +24,10 @@ from arena.domain.job import TrainSpec
 from arena.domain.reason import ReasonCode, reason
 from arena.errors import SpecError
 from arena.planner.candidates import Floats
-from arena.planner.heterogeneous_goal import Goal
-from arena.planner.heterogeneous_judge import Judge
-from arena.planner.heterogeneous_limits import contradiction
-from arena.planner.heterogeneous_offer import (
+from arena.planner.heterogeneous.goal import Goal
+from arena.planner.heterogeneous.judge import Judge
+from arena.planner.heterogeneous.limits import contradiction
+from arena.planner.heterogeneous.offer import (
     Constraints,
     HeterogeneousResult,
     Objective,
@@ -38,8 +38,8 @@ from arena.planner.heterogeneous_offer import (
     Value,
     ZoneLinks,
 )
-from arena.planner.heterogeneous_tables import tables_of
-from arena.planner.heterogeneous_tree import Hunt
+from arena.planner.heterogeneous.tables import tables_of
+from arena.planner.heterogeneous.tree import Hunt
 
 ONE_NODE_OFFERS_MAX = 8
 

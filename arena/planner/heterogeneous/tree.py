@@ -13,21 +13,21 @@ from arena.domain.job import TrainSpec
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_bound import Program
-from arena.planner.heterogeneous_chains import (
+from arena.planner.heterogeneous.bound import Program
+from arena.planner.heterogeneous.chains import (
     Chains,
     Mix,
     fill,
     fill_equally,
 )
-from arena.planner.heterogeneous_goal import Goal
-from arena.planner.heterogeneous_judge import Judgement
-from arena.planner.heterogeneous_looks import Look, looks_of, times_between
-from arena.planner.heterogeneous_money import MoneyProof
-from arena.planner.heterogeneous_offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
-from arena.planner.heterogeneous_plan import plan_of
-from arena.planner.heterogeneous_proof import Proofs, cut_evenly
-from arena.planner.heterogeneous_tables import StageTable
+from arena.planner.heterogeneous.goal import Goal
+from arena.planner.heterogeneous.judge import Judgement
+from arena.planner.heterogeneous.looks import Look, looks_of, times_between
+from arena.planner.heterogeneous.money import MoneyProof
+from arena.planner.heterogeneous.offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
+from arena.planner.heterogeneous.plan import plan_of
+from arena.planner.heterogeneous.proof import Proofs, cut_evenly
+from arena.planner.heterogeneous.tables import StageTable
 
 _SHARES = (0.0, 0.02, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
@@ -42,7 +42,7 @@ _LOOKS_SLACK = 1.3
 
 
 class PlanJudge(Protocol):
-    """Says what plans take; ``heterogeneous_judge`` is the one that counts."""
+    """Says what plans take; ``judge`` is the one that counts."""
 
     @property
     def train(self) -> TrainSpec:

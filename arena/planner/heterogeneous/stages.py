@@ -19,7 +19,7 @@ from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
 from arena.planner.communication import Tier, send_s, tiers_of
 from arena.planner.compute import ELEMENT_BYTES
 from arena.planner.cost import Estimates, evaluate
-from arena.planner.heterogeneous_offer import Offered
+from arena.planner.heterogeneous.offer import Offered
 from arena.planner.holdings import state_bytes
 from arena.planner.memory import operators_of
 from arena.planner.model import model_cost

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from arena.domain.grid import Estimate
 from arena.errors import InfeasibleError
-from arena.planner.heterogeneous_offer import Constraints, HeterogeneousResult
+from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult
 
 Within = Callable[[Constraints, bool], HeterogeneousResult]
 """Searches under some constraints for the cheapest plan, or else for the fastest."""

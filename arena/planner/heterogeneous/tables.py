@@ -16,9 +16,9 @@ from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.domain.parallel import Recompute
 from arena.planner.candidates import Flags, Floats, Ints
-from arena.planner.heterogeneous_offer import Offer, Offered, Space, ZoneLinks, alike
-from arena.planner.heterogeneous_stages import Rows, Setting, boundary_s, on_stage_s, own_tier, priced, slower
-from arena.planner.heterogeneous_sync import After, after_by_class
+from arena.planner.heterogeneous.offer import Offer, Offered, Space, ZoneLinks, alike
+from arena.planner.heterogeneous.stages import Rows, Setting, boundary_s, on_stage_s, own_tier, priced, slower
+from arena.planner.heterogeneous.sync import After, after_by_class
 from arena.planner.memory import USABLE_SHARE, operators_of
 from arena.planner.model import model_cost
 

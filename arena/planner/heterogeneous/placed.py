@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from arena.domain.parallel import ParallelPlan, Replica
 from arena.errors import SpecError
 from arena.planner.candidates import chunk_units
-from arena.planner.heterogeneous_offer import Offer, PartKey
+from arena.planner.heterogeneous.offer import Offer, PartKey
 
 PlacedKind = tuple[PartKey, int]
 """Part of the offer and tensor-parallel degree."""

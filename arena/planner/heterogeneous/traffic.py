@@ -21,9 +21,9 @@ from arena.domain.micro_batches import MicroBatch
 from arena.domain.parallel import ParallelPlan
 from arena.planner.candidates import Floats
 from arena.planner.communication import Tier
-from arena.planner.heterogeneous_offer import Offer, PartKey, ZoneLinks
-from arena.planner.heterogeneous_placed import PlacedKind, PlacedStage
-from arena.planner.heterogeneous_stages import (
+from arena.planner.heterogeneous.offer import Offer, PartKey, ZoneLinks
+from arena.planner.heterogeneous.placed import PlacedKind, PlacedStage
+from arena.planner.heterogeneous.stages import (
     after_stages_s,
     boundary_bytes,
     boundary_s,
@@ -31,7 +31,7 @@ from arena.planner.heterogeneous_stages import (
     slower,
     stage_gradient_bytes,
 )
-from arena.planner.heterogeneous_sync import network_of
+from arena.planner.heterogeneous.sync import network_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from functools import reduce
 import numpy as np
 
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_bound import Case, Program
-from arena.planner.heterogeneous_chains import Chains, chains_of, chains_with, possible
-from arena.planner.heterogeneous_master import most_work
+from arena.planner.heterogeneous.bound import Case, Program
+from arena.planner.heterogeneous.chains import Chains, chains_of, chains_with, possible
+from arena.planner.heterogeneous.master import most_work
 
 _PRICES_KEPT = 3
 _STEP = 0.5

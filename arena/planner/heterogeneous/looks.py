@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_chains import Chains, Mix, fill_cheaply
-from arena.planner.heterogeneous_goal import Goal
+from arena.planner.heterogeneous.chains import Chains, Mix, fill_cheaply
+from arena.planner.heterogeneous.goal import Goal
 
 _TIMES = 96
 _LOOKS_OF_PIPELINE = 3

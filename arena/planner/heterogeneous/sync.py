@@ -18,8 +18,8 @@ from arena.domain.parallel import Recompute
 from arena.planner.calibration import CALIBRATION
 from arena.planner.candidates import Floats
 from arena.planner.communication import Tier
-from arena.planner.heterogeneous_offer import Offer, Offered, PartKey, ZoneLinks, alike
-from arena.planner.heterogeneous_stages import Rows, after_s, own_tier, priced, slower
+from arena.planner.heterogeneous.offer import Offer, Offered, PartKey, ZoneLinks, alike
+from arena.planner.heterogeneous.stages import Rows, after_s, own_tier, priced, slower
 
 NODE_LEVELS = (0, 1, 2, 4, 8, 16, 32, 64)
 """Nodes a stage is known to span at least; at 0 it has one replica."""

@@ -1,6 +1,6 @@
 """What prices prove about all plans: the dual bound. Pure: no I/O, no clock.
 
-Say a step is over by T. A plan is a set of chains (see ``heterogeneous_chains``) that do M micro-batches with the GPUs
+Say a step is over by T. A plan is a set of chains (see ``chains``) that do M micro-batches with the GPUs
 there are, so at prices v on GPUs some chain in it costs no more per micro-batch than rho = v x stock / M. If no chain
 is that cheap, no plan is done by T. The cheapest chain comes from a dynamic program over (next layer, stages left,
 zone, kind): with tau its slowest stage it does c <= 1 + (T - sum of t) / tau micro-batches, and
@@ -23,9 +23,9 @@ from typing import NamedTuple
 import numpy as np
 
 from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous_recursion import Found, Recursion, Trace
-from arena.planner.heterogeneous_sync import NODE_LEVELS
-from arena.planner.heterogeneous_tables import StageTable
+from arena.planner.heterogeneous.recursion import Found, Recursion, Trace
+from arena.planner.heterogeneous.sync import NODE_LEVELS
+from arena.planner.heterogeneous.tables import StageTable
 from arena.planner.pipeline import BACKWARD_SHARE
 
 _INTERVALS = 12
