@@ -170,7 +170,10 @@ def _median(values: Iterable[float]) -> float:
 
 
 def link_of(gpu_type: GpuType, kind: MessageKind, link: LinkKind) -> Link | None:
-    """Return what fits the messages of a kind that were measured over a link; None where there are fewer than two."""
+    """Return what fits the messages of a kind that were measured over a link.
+
+    None where there are fewer than two sizes, or where larger ones took no longer: that is noise of latencies.
+    """
     found = [one for profile in gpu_type.profiles for one in profile.messages if (one.kind, one.link) == (kind, link)]
     if len({one.size_bytes for one in found}) < 2:
         return None
@@ -182,6 +185,8 @@ def link_of(gpu_type: GpuType, kind: MessageKind, link: LinkKind) -> Link | None
     latency_s, s_per_byte = (solved / scale).tolist()
     if latency_s < 0.0:
         latency_s, s_per_byte = 0.0, float((moved / seconds).sum() / ((moved / seconds) ** 2).sum())
+    if s_per_byte <= 0.0:
+        return None
     return Link(latency_s=latency_s, s_per_byte=s_per_byte)
 
 

@@ -161,6 +161,18 @@ def test_a_latency_and_a_bandwidth_are_found_again(
     assert told == pytest.approx([one.seconds for one in messages], rel=1e-4)
 
 
+@pytest.mark.parametrize("seconds", [(2e-5, 1e-5), (1e-5, 1e-5)])
+def test_messages_whose_size_makes_no_difference_tell_no_bandwidth(seconds: tuple[float, float]) -> None:
+    """Noise of latencies, which would be a bandwidth below zero or without end: what is modelled stands."""
+    messages = tuple(
+        MessageTime(kind=MessageKind.SEND, link=LinkKind.NETWORK, ranks=2, size_bytes=size, seconds=each)
+        for size, each in zip((1e3, 1e6), seconds, strict=True)
+    )
+    (profile,) = measured().profiles
+    told = replace(A100, profiles=(replace(profile, messages=messages),))
+    assert send_tiers_of(told) == send_tiers_of(A100)
+
+
 def test_measured_sends_stand_for_the_network() -> None:
     sends = sailor_sends([0.0, 0.0, 20.0], LinkKind.NETWORK)
     (profile,) = measured().profiles
