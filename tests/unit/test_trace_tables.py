@@ -174,6 +174,15 @@ def test_an_id_of_two_jobs_is_made_two_and_a_job_written_twice_is_one(file: Path
     assert trace.accounting.repaired_count == 2
 
 
+def test_thousands_of_jobs_with_one_id_are_read_like_others(file: Path) -> None:
+    """Compared each with each they would take an hour."""
+    count = 20_000
+    written(file, table(ITP_HEAD, *(f"a,{row},5,1" for row in range(count)), "a,7,5,1"))
+    trace = read_trace(file)
+    assert len({job.job_id for job in trace.jobs}) == count
+    assert trace.accounting.dropped_lines == {Defect.REPEATED_ROW: (count + 2,)}
+
+
 def test_a_repeat_that_is_dropped_is_no_job_that_others_could_repeat(file: Path) -> None:
     written(file, table(ITP_HEAD, "a,1,5,1", "a,2,5,1", "b,3,5,1", "a,2,5,1"))
     trace = read_trace(file, dropped=frozenset({Defect.REPEATED_ID}))

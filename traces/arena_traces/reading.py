@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from arena.domain.job import JobId, JobSpec
@@ -70,7 +69,7 @@ class _Collector:
         self._jobs: list[TraceJob] = []
         self._specs: dict[JobId, JobSpec] = {}
         self._index_by_id: dict[JobId, int] = {}
-        self._repeats: dict[JobId, list[int]] = {}
+        self._contents: dict[JobId, set[TraceJob]] = {}
         self._dropped: defaultdict[Defect, list[int]] = defaultdict(list)
         self._repaired: defaultdict[Defect, list[int]] = defaultdict(list)
 
@@ -110,8 +109,8 @@ class _Collector:
         wanted = row.job.job_id
         if wanted not in self._index_by_id:
             return row
-        earlier = (self._jobs[index] for index in chain([self._index_by_id[wanted]], self._repeats.get(wanted, ())))
-        if any(replace(row.job, job_id=one.job_id, row=one.row) == one for one in earlier):
+        first = self._jobs[self._index_by_id[wanted]]
+        if _content(row.job) in self._contents.setdefault(wanted, {_content(first)}):
             return replace(row, repairs=(Defect.REPEATED_ROW,))
         job_id = wanted
         while job_id in self._index_by_id:
@@ -121,10 +120,15 @@ class _Collector:
     def _keep(self, row: Parsed, wanted: JobId) -> None:
         job = row.job
         if job.job_id != wanted:
-            self._repeats.setdefault(wanted, []).append(len(self._jobs))
+            self._contents[wanted].add(_content(job))
         self._index_by_id[job.job_id] = len(self._jobs)
         self._jobs.append(job)
         for defect in row.repairs:
             self._repaired[defect].append(job.row)
         if row.spec is not None:
             self._specs[job.job_id] = row.spec
+
+
+def _content(job: TraceJob) -> TraceJob:
+    """Return what rows with the same id have to have in common to be the same row again."""
+    return replace(job, job_id=JobId(""), row=0)
