@@ -27,6 +27,7 @@ from arena.sim.asks import RIGID_POLICIES, Asked, Lengths, replay_jobs
 from arena.sim.checks import Watchdog
 from arena.sim.costs import SimCosts
 from arena.sim.figures import (
+    Facts,
     Figures,
     Need,
     Window,
@@ -189,14 +190,15 @@ def _result(
 ) -> RunResult:
     needs, gpu_count = scenario.needs(), scenario.shape.gpu_count
     rhos = finish_time_fairness(ledger.outcomes, needs, gpu_count=gpu_count)
+    facts = Facts(rhos=rhos, held_s=timeline.held_s)
     window = steady_window([one.job.submitted_at_s for one in scenario.jobs])
     return RunResult(
         policy=label,
         policy_version=policy.version,
         is_rigid=is_rigid,
         digest=digest_of(ledger.outcomes),
-        whole=figures(ledger, needs, gpu_count=gpu_count, rhos=rhos),
-        steady=_steady(scenario, ledger, window, needs, rhos),
+        whole=figures(ledger, needs, gpu_count=gpu_count, facts=facts),
+        steady=_steady(scenario, ledger, window, needs, facts),
         window=window,
         outcomes=tuple(ledger.outcomes),
         rhos=rhos,
@@ -211,13 +213,13 @@ def _steady(
     ledger: Ledger,
     window: Window | None,
     needs: Mapping[JobId, Need],
-    rhos: Mapping[JobId, float],
+    facts: Facts,
 ) -> Figures | None:
     if window is None:
         return None
     submitted = {one.job.job_id: one.job.submitted_at_s for one in scenario.jobs}
     inside = {job_id: need for job_id, need in needs.items() if window.from_s <= submitted[job_id] <= window.to_s}
-    return window_figures(ledger, inside, window, gpu_count=scenario.shape.gpu_count, rhos=rhos)
+    return window_figures(ledger, inside, window, gpu_count=scenario.shape.gpu_count, facts=facts)
 
 
 def _series(ledger: Ledger, timeline: Timeline) -> Series:
