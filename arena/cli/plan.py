@@ -45,6 +45,8 @@ from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.reason import ReasonCode
 from arena.errors import InfeasibleError, UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
+from arena.planner.heterogeneous.limits import none_keeps
+from arena.planner.heterogeneous.offer import Constraints
 from arena.planner.search import Counts
 from arena.planner.source import PlannerGridSource
 
@@ -62,6 +64,7 @@ class _Asked:
     train: TrainSpec
     cluster: Cluster
     goal: Goal
+    constraints: Constraints
     beyond_worker: bool
 
     @property
@@ -79,6 +82,9 @@ class _Asked:
     show_default=True,
     help="What comes first.",
 )
+@click.option("--max-usd-per-step", type=click.FloatRange(0, min_open=True), help="Only plans within this budget.")
+@click.option("--min-steps-per-s", type=click.FloatRange(0, min_open=True), help="Only plans at least so fast.")
+@click.option("--deadline-s", type=click.FloatRange(0, min_open=True), help="Only plans that end in time.")
 @click.option("--gpus", type=click.IntRange(1), help="Only groups of so many GPUs, whatever the job says.")
 @click.option("--type", "types", multiple=True, help="Only this GPU type, whatever the job says; may be repeated.")
 @click.option("--explain", "plan", metavar="PLAN", help="Price this plan, e.g. 'dp4 tp2 pp1 mb1 zero1'.")
@@ -125,10 +131,26 @@ def _asked(job: str, options: dict[str, Any]) -> _Asked:
         train=spec.train,
         cluster=cluster,
         goal=Goal(options["objective"]),
+        constraints=_constraints(spec, options),
         beyond_worker=options["also_unsupported"],
     )
     limits = spec.gpus.model_copy(update=_limits(asked, options))
     return replace(asked, spec=spec.model_copy(update={"gpus": limits}))
+
+
+def _constraints(spec: JobSpec, options: dict[str, Any]) -> Constraints:
+    deadline_s, steps = options["deadline_s"], spec.step_limit
+    if deadline_s is not None and steps is None:
+        raise UserError(
+            "a deadline needs to know how many steps there are",
+            fix="set stop.steps in the job, or --set stop.steps=N",
+        )
+    return Constraints(
+        usd_per_step_max=options["max_usd_per_step"],
+        steps_per_s_min=options["min_steps_per_s"],
+        deadline_s=deadline_s,
+        steps=steps if deadline_s is not None else None,
+    )
 
 
 def _limits(asked: _Asked, options: dict[str, Any]) -> dict[str, Any]:
@@ -189,11 +211,21 @@ def _work_fields(work: Work) -> dict[str, Any]:
 
 def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
     grid, counts = _grid(asked, shows_progress=not app.out.json_mode and sys.stderr.isatty())
-    rows = priced_cells(grid, asked.work, asked.cluster.gpu_types, asked.goal)
+    every = priced_cells(grid, asked.work, asked.cluster.gpu_types, asked.goal)
+    rows = tuple(row for row in every if asked.constraints.keeps(row.best.estimate))
     bounds = (
         layout_bounds(asked.train, asked.spec.parallel, _groups(asked, grid)) if options["gpus"] is not None else ()
     )
-    mixed = best_mixed(asked.spec, asked.train, asked.cluster, asked.goal, beyond_worker=asked.beyond_worker)
+    mixed = best_mixed(
+        asked.spec,
+        asked.train,
+        asked.cluster,
+        asked.goal,
+        constraints=asked.constraints,
+        beyond_worker=asked.beyond_worker,
+    )
+    if every and not rows and mixed is None:
+        raise none_keeps(asked.constraints, [row.best.estimate for row in every])
     drawn = _drawn(asked, grid, rows, options["png"])
     if app.out.json_mode:
         _write_json(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, png=drawn, counts=counts)
@@ -202,6 +234,8 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
         if counts.judged:
             app.out.line()
             app.out.line(f"{counts.judged:,} plans evaluated, {counts.timed:,} of them fit")
+        if len(rows) < len(every):
+            app.out.line(f"{len(every) - len(rows)} of {len(every)} groups have no plan that keeps the constraints")
         if drawn is not None:
             app.out.line()
             app.out.line(f"drawn in {quoted(drawn)}")

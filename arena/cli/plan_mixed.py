@@ -15,9 +15,18 @@ from arena.domain.capability import refusals
 from arena.domain.grid import Estimate
 from arena.domain.job import JobSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan
+from arena.errors import InfeasibleError
 from arena.planner.clusterfile import Cluster
 from arena.planner.heterogeneous.judge import Judge, check_mixed
-from arena.planner.heterogeneous.offer import HeterogeneousResult, Objective, Offer, Offered, PartKey, Space
+from arena.planner.heterogeneous.offer import (
+    Constraints,
+    HeterogeneousResult,
+    Objective,
+    Offer,
+    Offered,
+    PartKey,
+    Space,
+)
 from arena.planner.heterogeneous.placed import PlacedKind
 from arena.planner.heterogeneous.search import search
 
@@ -75,9 +84,9 @@ class MixedPlan:
 
 
 def best_mixed(
-    spec: JobSpec, train: TrainSpec, cluster: Cluster, goal: Goal, *, beyond_worker: bool
+    spec: JobSpec, train: TrainSpec, cluster: Cluster, goal: Goal, *, constraints: Constraints, beyond_worker: bool
 ) -> MixedPlan | None:
-    """Return the best plan over GPUs of several types or zones, None where the job or the cluster has no such.
+    """Return the best plan over GPUs of several types or zones, None where there is none that keeps the constraints.
 
     Raises:
         SpecError: Zones between which a plan could be spread are not linked.
@@ -95,7 +104,10 @@ def best_mixed(
     best: tuple[HeterogeneousResult, Offer] | None = None
     for offer in offers_of(cluster, spec):
         if len(offer) > 1:
-            found = search(train, offer, cluster.links, objective=objective, space=space)
+            try:
+                found = search(train, offer, cluster.links, objective=objective, constraints=constraints, space=space)
+            except InfeasibleError:  # groups of one type may keep them; the caller says so if none does
+                continue
             if found.plan is not None and (best is None or found.score < best[0].score):
                 best = found, offer
     if best is None or best[0].plan is None:

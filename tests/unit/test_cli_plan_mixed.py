@@ -113,3 +113,35 @@ def test_a_plan_for_more_gpus_than_there_are_says_so(arena: Arena) -> None:
 
     assert done.code == 4
     assert re.search(r"cannot run: .*5.*a100-80/east", done.out)
+
+
+def test_what_does_not_keep_the_constraints_is_left_out(arena: Arena) -> None:
+    every = arena("--json").document
+    times_s = sorted(cell["best"]["estimate"]["iter_time_s"] for cell in every["cells"])
+    middle_s = times_s[len(times_s) // 2]
+
+    kept = arena("--json", "--min-steps-per-s", str(1 / middle_s)).document
+    assert {cell["best"]["estimate"]["iter_time_s"] for cell in kept["cells"]} == {
+        time_s for time_s in times_s if time_s <= middle_s * (1 + 1e-12)
+    }
+    assert kept["mixed"]["estimate"]["iter_time_s"] <= middle_s
+
+    budget = min(cell["best"]["estimate"]["usd_per_step"] for cell in every["cells"])
+    cheap = arena("--json", "--max-usd-per-step", str(budget * 1.0001)).document
+    assert all(cell["best"]["estimate"]["usd_per_step"] <= budget * 1.0001 for cell in cheap["cells"])
+    assert cheap["cells"]
+
+
+def test_constraints_that_nothing_keeps_are_told_with_what_would_do(arena: Arena) -> None:
+    done = arena("--max-usd-per-step", "1e-9")
+    assert done.code == 4
+    assert "asked for at most 1e-09 USD a step; the fastest plan is" in done.err
+    assert re.search(r"Ask for at most .* steps/s with .* USD a step or at most", done.err)
+
+
+def test_a_deadline_needs_steps(arena: Arena) -> None:
+    done = arena("--deadline-s", "3600")
+    assert done.code == 4
+    assert "--set stop.steps=N" in done.err
+    late = arena("--deadline-s", "1", "--set", "stop.steps=1000000")
+    assert "1000000 steps within 1 s" in late.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from arena.domain.grid import Estimate
@@ -38,6 +38,15 @@ def contradiction(limits: Constraints, within: Within) -> InfeasibleError | None
             fixes.append(_slower(limits, in_budget.iter_time_s))
         return _error(why, " or ".join(fixes))
     return _error(why, " and ".join(fixes))
+
+
+def none_keeps(limits: Constraints, estimates: Sequence[Estimate]) -> InfeasibleError:
+    """Return why none of these plans keeps the constraints, and which each of the best two would keep."""
+    fastest = min(estimates, key=lambda one: (one.iter_time_s, one.usd_per_step))
+    cheapest = min(estimates, key=lambda one: (one.usd_per_step, one.iter_time_s))
+    both = (fastest,) if fastest == cheapest else (fastest, cheapest)
+    fixes = [f"at most {1.0 / one.iter_time_s:.4g} steps/s with {one.usd_per_step:.4g} USD a step" for one in both]
+    return _error(_failed(limits, fastest, cheapest), " or ".join(fixes))
 
 
 def _error(why: str, fix: str) -> InfeasibleError:

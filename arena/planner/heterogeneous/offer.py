@@ -112,6 +112,11 @@ class Constraints:
         least = 1.0 / self.steps_per_s_min if self.steps_per_s_min else float("inf")
         return min(least, self.deadline_s / self.steps if self.deadline_s and self.steps else float("inf"))
 
+    def keeps(self, estimate: Estimate) -> bool:
+        """Whether a plan with this estimate keeps to them."""
+        budget = self.usd_per_step_max
+        return estimate.iter_time_s <= self.iter_time_s_max and (budget is None or estimate.usd_per_step <= budget)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
