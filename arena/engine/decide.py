@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from arena.domain.allocation import splits_tensor_parallel_group
 from arena.domain.job import JobId
@@ -28,6 +29,9 @@ class PolicyFault(InternalError):  # noqa: N818 - a fault of the policy, which i
     def __init__(self, what: str, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         super().__init__(what)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.what, self.snapshot))
 
 
 SUSPECTS_MAX = 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -85,6 +86,8 @@ def test_a_decision_that_cannot_be_carried_out_ends_the_replay(plant: Plant, say
     with pytest.raises(PolicyFault, match=says) as caught:
         replayed(plant)
     assert caught.value.snapshot.waiting
+    there_and_back = pickle.loads(pickle.dumps(caught.value))  # as from a process of a sweep
+    assert (there_and_back.message, there_and_back.snapshot) == (caught.value.message, caught.value.snapshot)
 
 
 def test_a_lost_job_ends_the_replay() -> None:
