@@ -13,6 +13,9 @@ from arena.domain.reason import ReasonCode, reason
 from arena.errors import UserError
 from arena.planner.groups import node_sizes
 
+GRIDS_REMEMBERED = 10_000
+"""Enough for the workloads and limits of a trace; a cluster whose nodes fail has ever new shapes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGrids:
@@ -25,7 +28,9 @@ class TableGrids:
 
     name: str
     iter_time_s: Mapping[WorkloadSpec, Mapping[GpuGroup, float | None]]
-    _made: dict[tuple[WorkloadSpec, GpuLimits, ClusterShape], Grid] = field(default_factory=dict, repr=False)
+    _made: dict[tuple[WorkloadSpec, GpuLimits, ClusterShape], Grid] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def version(self) -> str:
@@ -46,9 +51,12 @@ class TableGrids:
                 fix=f"known are {', '.join(sorted({one.name for one in self.iter_time_s}))}",
             )
         key = (workload, spec.gpus, shape)
-        if key not in self._made:
-            self._made[key] = self._grid(workload, spec.gpus, shape)
-        return self._made[key]
+        found = self._made.get(key)
+        if found is None:
+            if len(self._made) >= GRIDS_REMEMBERED:
+                self._made.clear()
+            found = self._made[key] = self._grid(workload, spec.gpus, shape)
+        return found
 
     def _grid(self, workload: WorkloadSpec, limits: GpuLimits, shape: ClusterShape) -> Grid:
         cells, infeasible = [], []
