@@ -92,12 +92,16 @@ class Reclaims:
                 f"the availability trace names node {unknown[0]}, which the cluster does not have",
                 fix=f"its nodes are {', '.join(sorted(known)[:3])}, ...",
             )
-        yield from heapq.merge(*(self._of_node(known[name]) for name in sorted(known)), key=lambda timed: timed[0])
-
-    def _of_node(self, node: NodeInfo) -> Iterator[Timed]:
-        is_there, life, free_at_s = True, 1, -np.inf
+        changes: dict[NodeId, list[Availability]] = {}
         for change in self.changes:
-            if change.node_id != node.node_id or change.is_there == is_there:
+            changes.setdefault(change.node_id, []).append(change)
+        streams = (self._of_node(known[name], changes[name]) for name in sorted(changes))
+        yield from heapq.merge(*streams, key=lambda timed: timed[0])
+
+    def _of_node(self, node: NodeInfo, changes: Sequence[Availability]) -> Iterator[Timed]:
+        is_there, life, free_at_s = True, 1, -np.inf
+        for change in changes:
+            if change.is_there == is_there:
                 continue
             is_there = change.is_there
             if not is_there:
