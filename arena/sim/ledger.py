@@ -49,11 +49,14 @@ class JobOutcome:
 
 @dataclass(slots=True)
 class _Account:
+    """What a job has had so far; ``kept_step`` is how far its finished attempts are known to have brought it."""
+
     gpu_count: int = 0
     gpu_seconds: float = 0.0
     lost_gpu_seconds: float = 0.0
     attempt_count: int = 0
-    first_launched_at_s: float | None = None
+    kept_step: int = 0
+    step_gpu_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -92,13 +95,20 @@ class Ledger:
             account.attempt_count = attempt.epoch
             account.gpu_count = attempt.group.gpu_count
             self._hold(at_s, attempt.group.gpu_count)
+        if attempt.resumed_step is not None and attempt.resumed_step > account.kept_step:
+            # The attempt before ended without a word, and had saved more than it had told.
+            account.lost_gpu_seconds -= (attempt.resumed_step - account.kept_step) * account.step_gpu_seconds
+            account.kept_step = attempt.resumed_step
         if attempt.ended_at_s is None:
             return
         count = attempt.group.gpu_count
         self._hold(at_s, -count)
         held_s = attempt.ended_at_s - attempt.launched_at_s
         account.gpu_seconds += count * held_s
-        account.lost_gpu_seconds += count * (held_s - _useful_s(attempt))
+        steps = _kept_steps(attempt)
+        account.step_gpu_seconds = count * (attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0)
+        account.lost_gpu_seconds += count * held_s - steps * account.step_gpu_seconds
+        account.kept_step += steps
 
     def _hold(self, at_s: float, change: int) -> None:
         self._held += change
@@ -125,10 +135,9 @@ class Ledger:
         )
 
 
-def _useful_s(attempt: AttemptRecord) -> float:
-    """Return for how long an attempt advanced the job: the durable steps it added, at its pace."""
+def _kept_steps(attempt: AttemptRecord) -> int:
+    """Return how many durable steps an attempt is known to have added."""
     if attempt.resumed_step is None:
-        return 0.0
+        return 0
     last = attempt.last_step if attempt.finished_report else attempt.durable_step
-    pace_s = attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0
-    return max(last - attempt.resumed_step, 0) * pace_s
+    return max(last - attempt.resumed_step, 0)

@@ -16,6 +16,7 @@ from arena.errors import UserError
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart
 from arena.sim.disturbances import Availability, Failures, Reclaims
+from arena.sim.ledger import JobOutcome
 from arena.sim.replay import REPLAY_CONFIG, Disturbance, Replay, ReplayJob, nodes_of
 from tests.builders import shape
 from tests.sim.test_replay import FREE, job, table
@@ -24,25 +25,32 @@ NODE = NodeId("cpu-default-1x00000")
 GRIDS = table({("cpu", (1,)): 1.0, ("cpu", (1, 1)): 0.5})
 
 
-def ends(*jobs: ReplayJob, nodes: int, disturbance: Disturbance, grace_s: float = 15.0) -> dict[str, float]:
+def ends(*jobs: ReplayJob, nodes: int, disturbance: Disturbance) -> dict[str, float]:
+    return {str(one.job_id): one.ended_at_s for one in outcomes_of(*jobs, nodes=nodes, disturbance=disturbance)}
+
+
+def outcomes_of(*jobs: ReplayJob, nodes: int, disturbance: Disturbance) -> list[JobOutcome]:
     replay = Replay(
         shape=shape(("cpu", 1, nodes)),
         policy=make_policy("fcfs"),
         grids=GRIDS,
         costs=replace(FREE, restart=ConstantRestart(first_s=0.0, again_s=7.0)),
-        config=replace(REPLAY_CONFIG, node_grace_s=grace_s, backoff_s=0.0),
+        config=replace(REPLAY_CONFIG, node_grace_s=15.0, backoff_s=0.0),
         disturbances=(disturbance,),
         check=True,
     )
     outcomes = replay.run(jobs).outcomes
     assert {one.state for one in outcomes} == {JobState.SUCCEEDED}
-    return {str(one.job_id): one.ended_at_s for one in outcomes}
+    return outcomes
 
 
 def test_a_job_goes_on_elsewhere_from_its_last_checkpoint() -> None:
     """The first node is taken at 250 s; steps 200 to 250 are lost, 15 s until it is given up, 7 s to load: 572 s."""
     away = Reclaims(changes=(Availability(at_s=250.0, node_id=NODE, is_there=False),), grace_s=0.0)
-    assert ends(job("a", 0.0, 500), nodes=2, disturbance=away) == {"a": 250.0 + 15.0 + 7.0 + 300.0}
+    (outcome,) = outcomes_of(job("a", 0.0, 500), nodes=2, disturbance=away)
+    assert outcome.ended_at_s == 250.0 + 15.0 + 7.0 + 300.0
+    assert outcome.gpu_seconds == 572.0
+    assert outcome.lost_gpu_seconds == pytest.approx(50.0 + 15.0 + 7.0)
 
 
 @pytest.mark.parametrize(("away_at_s", "ends_at_s"), [(1060.0, 2237.0), (1072.0, 2199.0)])
