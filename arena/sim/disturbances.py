@@ -5,6 +5,7 @@ Streams of (instant, event) in order of time, drawn lazily, so that a run may be
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,11 +40,12 @@ class Failures:
 
     def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[Timed]:
         """Yield losses and returns without end."""
-        streams = [self._of_node(index, node, from_s) for index, node in enumerate(nodes)]
+        streams = [self._of_node(node, from_s) for node in nodes]
         yield from heapq.merge(*streams, key=lambda timed: timed[0])
 
-    def _of_node(self, index: int, node: NodeInfo, from_s: float) -> Iterator[Timed]:
-        draws = np.random.default_rng([self.seed, index])
+    def _of_node(self, node: NodeInfo, from_s: float) -> Iterator[Timed]:
+        name = int.from_bytes(hashlib.sha256(node.node_id.encode()).digest()[:8], "big")
+        draws = np.random.default_rng([self.seed, name])
         at_s, life = from_s, 1
         while True:
             at_s += float(draws.exponential(self.mean_uptime_s))

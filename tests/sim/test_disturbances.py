@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arena.domain.events import NodeDisconnected, NodeDrainChanged, NodeRegistered
+from arena.domain.cluster import ClusterShape
+from arena.domain.events import Event, NodeDisconnected, NodeDrainChanged, NodeRegistered
 from arena.domain.launch import NodeId
 from arena.domain.records import JobState
 from arena.errors import UserError
@@ -110,17 +111,25 @@ def test_an_unknown_node_in_the_trace_is_named() -> None:
 
 
 def test_a_node_more_changes_nothing_for_the_others() -> None:
-    def of_first(count: int) -> list[float]:
-        nodes = list(nodes_of(shape(("cpu", 1, count))))
-        events = Failures(mean_uptime_s=100.0, mean_repair_s=10.0, seed=3).events(nodes, 0.0)
-        return [
-            at_s
-            for at_s, event in islice(events, 200)
-            if isinstance(event, NodeDisconnected | NodeRegistered)
-            and (event.node_id if isinstance(event, NodeDisconnected) else event.info.node_id) == NODE
-        ][:20]
+    def of_node(cluster: ClusterShape) -> list[float]:
+        events = Failures(mean_uptime_s=100.0, mean_repair_s=10.0, seed=3).events(list(nodes_of(cluster)), 0.0)
+        return [at_s for at_s, event in islice(events, 200) if about(event) == NODE][:10]
 
-    assert of_first(1)[:10] == of_first(3)[:10]
+    alone = of_node(shape(("cpu", 1, 1)))
+    assert len(alone) == 10
+    assert of_node(shape(("cpu", 1, 3))) == alone
+    # The nodes of another type come before it.
+    assert of_node(shape(("a100", 1, 2), ("cpu", 1, 1))) == alone
+
+
+def about(event: Event) -> NodeId | None:
+    match event:
+        case NodeDisconnected():
+            return event.node_id
+        case NodeRegistered():
+            return event.info.node_id
+        case _:
+            return None
 
 
 @settings(max_examples=25, deadline=None)
