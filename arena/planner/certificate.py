@@ -2,9 +2,8 @@
 
 All layouts of ``arena.planner.layout_space`` that fit are timed, so the fastest of them is certain. Other splits of the
 layers over stages with one dp and tp have a bound: where layers are alike, every split has the same sum S of stage
-times, and some stage has at least an even share of the layers, so that with m micro-batches a step of 1F1B takes
-S + (m - 1) max(S / pp, the least stage time under an even split) or longer, and fits only if some stage of the even
-split does.
+times, and the slowest stage takes at least S / pp, so that with m micro-batches a step of 1F1B takes
+S + (m - 1) S / pp or longer, and fits only if some stage of the even split does.
 """
 
 from __future__ import annotations
@@ -35,21 +34,15 @@ class Certified:
     """A plan, and how much faster another could be at most.
 
     Args:
-        bound_s: No layout takes less: all were judged, and timed where they fit.
+        best: No layout of the space takes less: all were judged, and timed where they fit.
         any_split_bound_s: No split of the layers over equal stages takes less; None where nothing is known of splits,
             as layers differ.
         plan_count: Layouts that were judged.
     """
 
     best: PlanEstimate
-    bound_s: float
     any_split_bound_s: float | None
     plan_count: int
-
-    @property
-    def gap(self) -> float:
-        """By which share the plan may be slower than the best layout."""
-        return self.best.estimate.iter_time_s / self.bound_s - 1.0
 
 
 def certified_best(search: Search, gpu_type: GpuType, group: GpuGroup) -> Certified | Reason:
@@ -64,7 +57,6 @@ def certified_best(search: Search, gpu_type: GpuType, group: GpuGroup) -> Certif
     others_s = list(_bounds_s(_possible(search, Place(gpu_type=gpu_type, group=group)))) if is_known else []
     return Certified(
         best=best,
-        bound_s=best_s,
         any_split_bound_s=min([best_s, *others_s]) if is_known else None,
         plan_count=counts.judged,
     )
@@ -85,9 +77,7 @@ def _bounds_s(plans: Priced) -> Iterator[float]:
         if candidates.gpu_count.shape[1] > 1:
             continue
         total_s = step.stage_s.sum(axis=1)
-        least_s = np.where(candidates.stage_mask, step.stage_s, np.inf).min(axis=1)
-        slowest_s = np.maximum(total_s / candidates.pp, least_s)
-        bound_s = total_s + (candidates.micro_batch_count[:, 0] - 1) * slowest_s
+        bound_s = total_s + (candidates.micro_batch_count[:, 0] - 1) * total_s / candidates.pp
         yield float(np.where(candidates.virtual_stage_count > 1, np.inf, bound_s).min())
 
 

@@ -62,7 +62,7 @@ class ArenaGreedy:
     asks: Mapping[JobId, Ask] = field(default_factory=dict)
     _sorted: dict[int, tuple[Grid, Cells]] = field(default_factory=dict, repr=False, compare=False)
     name: str = "arena-greedy"
-    version: str = "1"
+    version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Admit in order of submission, then upgrade; see the module for the rules."""
@@ -95,28 +95,32 @@ class ArenaGreedy:
 
     def _admitted(self, seating: Seating, job_id: JobId, *, is_blocked: bool) -> Seating | Reason:
         """Seat a job as it asks, making room where nobody earlier waits, or say why not."""
-        asks = self._asks(seating, job_id)
-        refusal: Reason | None = None
-        for ask in asks:
-            found = seating.seated(job_id, ask)
-            if isinstance(found, Seating):
-                return found
-            refusal = refusal or found
-        if refusal is None:
+        ask = self._ask(seating, job_id)
+        if ask is None:
             return reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no cell of one GPU type")
-        if is_blocked:
-            return refusal
-        return self._searched(seating, job_id, asks[0]) or self._suspending(seating, job_id, asks[0]) or refusal
+        found = seating.seated(job_id, ask)
+        if isinstance(found, Seating) or is_blocked:
+            return found
+        return self._searched(seating, job_id, ask) or self._suspending(seating, job_id, ask) or found
 
-    def _asks(self, seating: Seating, job_id: JobId) -> list[Ask]:
-        """Return what a job asks for: its wish where its grid has it, else the nearest to it that its grid has."""
+    def _ask(self, seating: Seating, job_id: JobId) -> Ask | None:
+        """Return what a job asks for: its wish, or the nearest to it that its grid has; fewer GPUs come before more."""
         known = seating.cells[job_id].by_ask
         wish = self.asks.get(job_id)
-        if wish is None:
-            return sorted(known, key=lambda ask: (ask[1], -(seating.speed_of(job_id, ask) or 0.0)))[:1]
         if wish in known:
-            return [wish]
-        return sorted(known, key=lambda ask: (abs(ask[1] - wish[1]), -(seating.speed_of(job_id, ask) or 0.0)))[:1]
+            return wish
+        gpu_type, count = wish or ("", min((ask[1] for ask in known), default=0))
+
+        def distance(ask: Ask) -> tuple[bool, bool, int, float, Ask]:
+            return (
+                wish is not None and ask[0] != gpu_type,
+                ask[1] > count,
+                abs(ask[1] - count),
+                -(seating.speed_of(job_id, ask) or 0.0),
+                ask,
+            )
+
+        return min(known, key=distance, default=None)
 
     def _searched(self, seating: Seating, job_id: JobId, ask: Ask) -> Seating | None:
         """Look breadth first for steps that make room for an ask; return the best way, None where there is none."""
@@ -154,10 +158,10 @@ class ArenaGreedy:
         ]
         state = seating.from_here()
         for other in sorted(later, key=lambda one: jobs[one].queue_key, reverse=True):
-            state = state.unseated(other)
+            state = state.suspended(other, job_id)
             found = state.seated(job_id, ask)
             if isinstance(found, Seating):
-                return found.from_here()
+                return _without_vain_suspensions(found, seating, job_id)
         return None
 
     def _upgraded(self, seating: Seating) -> Seating:
@@ -197,6 +201,16 @@ class ArenaGreedy:
                     yield speed - seat.samples_per_s, job_id, ask
 
 
+def _without_vain_suspensions(after: Seating, before: Seating, job_id: JobId) -> Seating:
+    """Give those their devices back of which the job took none."""
+    taken = after.seats[job_id].allocation.device_ids
+    for other, job_for in sorted(after.suspended_for.items()):
+        seat = before.seats.get(other)
+        if job_for == job_id and seat is not None and not seat.allocation.device_ids & taken:
+            after = after.resumed(other, seat)
+    return after.from_here()
+
+
 def _decision(snapshot: Snapshot, seating: Seating, reasons: dict[JobId, tuple[Reason, ...]]) -> Decision:
     choices: dict[JobId, Choice | None] = {}
     for job_id, seat in sorted(seating.seats.items()):
@@ -211,5 +225,5 @@ def _decision(snapshot: Snapshot, seating: Seating, reasons: dict[JobId, tuple[R
     for job_id in sorted(snapshot.holding):
         if job_id not in seating.seats:
             choices[job_id] = None
-            reasons[job_id] = (reason(ReasonCode.PREEMPTED, job="an earlier one"),)
+            reasons[job_id] = (reason(ReasonCode.PREEMPTED, job=seating.suspended_for[job_id]),)
     return Decision(choices=choices, reasons=reasons)

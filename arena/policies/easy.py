@@ -16,7 +16,8 @@ from arena.domain.allocation import Allocation
 from arena.domain.grid import Cell
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Choice, Decision, Snapshot
+from arena.domain.records import JobState
+from arena.policies.base import Choice, Decision, Holding, Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import cells_asked, choice_of, choose_cell
 from arena.policies.lengths import remaining_s
@@ -31,7 +32,7 @@ class EasyBackfill:
     """The ``fcfs-easy`` policy."""
 
     name: str = "fcfs-easy"
-    version: str = "1"
+    version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Start jobs from the head of the queue; behind the first that does not fit, those that do not delay it."""
@@ -73,13 +74,18 @@ class _Draft:
         self._snapshot = snapshot
         self._capacity = snapshot.capacity
         self._ends: list[tuple[float, JobId, Allocation]] = [
-            (snapshot.now_s + _or_never(remaining_s(snapshot, job_id, holding.estimate)), job_id, holding.allocation)
+            (self._ends_at_s(job_id, holding), job_id, holding.allocation)
             for job_id, holding in snapshot.holding.items()
         ]
         self.choices: dict[JobId, Choice | None] = {}
         self.reasons: dict[JobId, tuple[Reason, ...]] = {}
         self.first_waiting: JobId | None = None
         self.reservation: _Reservation | None = None
+
+    def _ends_at_s(self, job_id: JobId, holding: Holding) -> float:
+        """Return when a job that has devices will leave them; one that does not run yet has its start before it."""
+        start_s = 0.0 if self._snapshot.jobs[job_id].state is JobState.RUNNING else self._snapshot.restart_s
+        return self._snapshot.now_s + start_s + _or_never(remaining_s(self._snapshot, job_id, holding.estimate))
 
     def serve(self, job_id: JobId) -> None:
         """Start a job if it fits and delays nobody; the first that does not fit gets a reservation."""

@@ -6,7 +6,7 @@ Pure: no I/O, no clock. A ``Seating`` is a value, so that the search can follow 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from immutables import Map
 
@@ -82,6 +82,7 @@ class Seating:
 
     Args:
         gain: Samples per second won (or lost) against where the search began.
+        suspended_for: For whom jobs lost their seats.
     """
 
     snapshot: Snapshot
@@ -89,6 +90,7 @@ class Seating:
     capacity: Capacity
     seats: Map[JobId, Seat] = field(default_factory=Map)
     gain: float = 0.0
+    suspended_for: Map[JobId, JobId] = field(default_factory=Map)
 
     def seated(self, job_id: JobId, ask: Ask) -> Seating | Reason:
         """Return the seating with a job on the most local free group of an ask, its old devices given back first."""
@@ -109,28 +111,37 @@ class Seating:
             is_suspendable=old is not None and old.is_suspendable,
             is_new=old is None or old.is_new,
         )
-        return Seating(
-            snapshot=self.snapshot,
-            cells=self.cells,
+        return replace(
+            self,
             capacity=capacity.take_all(allocation),
             seats=self.seats.set(job_id, seat),
             gain=self.gain + speed - (old.samples_per_s if old is not None else 0.0),
         )
 
-    def unseated(self, job_id: JobId) -> Seating:
-        """Return the seating without a job."""
+    def suspended(self, job_id: JobId, job_for: JobId) -> Seating:
+        """Return the seating without a job, which makes room for another."""
         old = self.seats[job_id]
-        return Seating(
-            snapshot=self.snapshot,
-            cells=self.cells,
+        return replace(
+            self,
             capacity=self.capacity.restore(old.allocation),
             seats=self.seats.delete(job_id),
             gain=self.gain - old.samples_per_s,
+            suspended_for=self.suspended_for.set(job_id, job_for),
+        )
+
+    def resumed(self, job_id: JobId, seat: Seat) -> Seating:
+        """Return the seating with a job back where it was; its devices must be free."""
+        return replace(
+            self,
+            capacity=self.capacity.take_all(seat.allocation),
+            seats=self.seats.set(job_id, seat),
+            gain=self.gain + seat.samples_per_s,
+            suspended_for=self.suspended_for.delete(job_id),
         )
 
     def from_here(self) -> Seating:
         """Return the same seating as the beginning of a new search."""
-        return Seating(snapshot=self.snapshot, cells=self.cells, capacity=self.capacity, seats=self.seats)
+        return replace(self, gain=0.0)
 
     def speed_of(self, job_id: JobId, ask: Ask) -> float | None:
         """Return a job's speed on the most local group of an ask, None where there is none."""

@@ -13,7 +13,6 @@ from arena.domain.events import Event, JobSubmitted, NodeRegistered
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
-from arena.domain.records import AttemptRecord
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
 from arena.errors import InternalError
@@ -73,7 +72,6 @@ class Replay:
     Args:
         shape: The cluster; all its nodes are there from the beginning.
         disturbances: What happens to the nodes.
-        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
         check: Examine every state for broken invariants; slower.
     """
 
@@ -83,7 +81,6 @@ class Replay:
     costs: SimCosts = field(default_factory=SimCosts)
     config: EngineConfig = REPLAY_CONFIG
     disturbances: tuple[Disturbance, ...] = ()
-    pace_s: Callable[[AttemptRecord], float] | None = None
     check: bool = False
 
     def run(
@@ -117,7 +114,6 @@ class Replay:
             costs=self.costs,
             config=self.config,
             fates={job.job_id: job.fate for job in jobs},
-            pace_s=self.pace_s,
             source=self._source(jobs, begins_s),
             is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,

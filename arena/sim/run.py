@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from arena.domain.events import Event, NodeDisconnected, Tick
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId
-from arena.domain.records import AttemptRecord, JobRecord
+from arena.domain.records import JobRecord
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.engine.invariants import violations
@@ -33,7 +33,6 @@ class Simulation:
         costs: Durations of the modelled agents.
         config: The engine's deadlines and budgets.
         fates: How jobs really go; who is missing ends at the limit of its specification.
-        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
         source: What happens from outside, in order of time; drawn one by one, so it may be without end.
         is_over: Asked after every event whether the run has ended, where the source never does.
         check: Examine every state for broken invariants; slower.
@@ -46,7 +45,6 @@ class Simulation:
     costs: SimCosts = field(default_factory=SimCosts)
     config: EngineConfig = field(default_factory=lambda: EngineConfig(shape_settle_s=0.0))
     fates: Mapping[JobId, Fate] = field(default_factory=dict)
-    pace_s: Callable[[AttemptRecord], float] | None = None
     source: Iterator[tuple[float, Event]] = field(default_factory=lambda: iter(()))
     is_over: Callable[[], bool] | None = None
     check: bool = False
@@ -66,14 +64,13 @@ class Simulation:
             costs=self.costs,
             attempts=lambda name: self.engine.state.attempts[name],
             fates=self.fates,
-            pace_s=self.pace_s,
         )
 
     def at(self, at_s: float, event: Event) -> None:
         """Have something happen."""
         self.kernel.push(at_s, event, priority=ARRIVALS_LAST)
 
-    def run(self, *, until_s: float = HORIZON_S, events_max: int = 10_000_000) -> None:
+    def run(self, *, until_s: float = HORIZON_S, events_max: int = 1_000_000_000) -> None:
         """Go on until nothing is left to happen, or until an instant.
 
         Raises:

@@ -86,7 +86,6 @@ class SimWorld:
         costs: Durations of the modelled agents.
         attempts: Looks up a live attempt.
         fates: How jobs really go; who is missing ends at the limit of its specification.
-        pace_s: True seconds per step of an attempt, where they are not what its estimate says.
     """
 
     kernel: Kernel[Event]
@@ -94,7 +93,6 @@ class SimWorld:
     costs: SimCosts
     attempts: Callable[[AttemptId], AttemptRecord]
     fates: Mapping[JobId, Fate] = field(default_factory=dict)
-    pace_s: Callable[[AttemptRecord], float] | None = None
     _runs: dict[AttemptId, _Run] = field(default_factory=dict)
     _durable: dict[JobId, int] = field(default_factory=dict)
 
@@ -164,8 +162,6 @@ class SimWorld:
             self._finish(run, fate, fate.step_count)
 
     def _step_s(self, attempt: AttemptRecord) -> float:
-        if self.pace_s is not None:
-            return self.pace_s(attempt)
         return attempt.estimate.iter_time_s if attempt.estimate is not None else 1.0
 
     def _fate(self, run: _Run) -> Fate:

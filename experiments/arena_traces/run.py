@@ -11,10 +11,8 @@ import argparse
 import json
 import os
 import sys
-import time
-from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from arena.cli.timed_policy import TimedPolicy
 from arena.domain.job import GpuLimits, JobSpec, StopSpec
 from arena.domain.trace import TraceJob
 from arena.engine.ports import Step
+from arena.errors import ArenaError
 from arena.policies.arena_greedy import ArenaGreedy
-from arena.policies.base import Decision, Policy, Snapshot
+from arena.policies.base import Policy
 from arena.policies.registry import make_policy
+from arena.sim.asks import RIGID_POLICIES
 from arena.sim.costs import ConstantRestart, PerGpuRestart, RestartCost, SimCosts
 from arena.sim.metrics import Summary, summarise
 from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
@@ -40,34 +41,6 @@ ITERATIONS_DIVISOR = 5
 """The artifact runs a fifth of the iterations that its traces state."""
 
 ROUND_S = 300.0
-
-RIGID_POLICIES = frozenset({"fcfs", "fcfs-easy", "srtf", "tiresias"})
-"""Policies that give a job what it asked for: its GPU type and count."""
-
-
-@dataclass(slots=True)
-class TimedPolicy:
-    """A policy, and how long each of its decisions took."""
-
-    inner: Policy
-    times_s: array[float] = field(default_factory=lambda: array("d"))
-
-    @property
-    def name(self) -> str:
-        """The inner policy's."""
-        return self.inner.name
-
-    @property
-    def version(self) -> str:
-        """The inner policy's."""
-        return self.inner.version
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        """Ask the inner policy and take the time."""
-        began_s = time.perf_counter()
-        decision = self.inner.decide(snapshot)
-        self.times_s.append(time.perf_counter() - began_s)
-        return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +70,7 @@ class Rules:
 
 def measured(job: TraceJob, tables: Tables) -> TraceJob:
     """Return a job that asks for something that was measured; a few of the published traces do not."""
-    assert job.workload is not None
+    assert job.workload is not None  # Arena's format names one in every row
     gpu_type, count = tables.nearest(job.workload, job.gpu_type or "", job.gpu_count)
     return replace(job, gpu_type=gpu_type, gpu_count=count)
 
@@ -200,8 +173,12 @@ def main() -> int:
         print(f"no table of iteration times in {folder}; set ARENA_DATA_DIR", file=sys.stderr)
         return 4
     tables = Tables.read(folder)
-    trace = read_trace(args.trace)
-    results = {name: run_policy(name, trace.jobs, tables, args) for name in args.policy.split(",")}
+    try:
+        jobs = read_trace(args.trace, format="arena-csv").jobs
+        results = {name: run_policy(name, jobs, tables, args) for name in args.policy.split(",")}
+    except ArenaError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
     Console(width=max(Console().width, 140)).print(table_of(results))
     if args.json is not None:
         args.json.write_text(json.dumps({"trace": str(args.trace), "policies": results}, indent=1))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.domain.job import WorkloadSpec
+from arena.errors import UserError
+from arena.planner.table_files import parse_table
 from arena.planner.tables import TableGrids
 
 GPUS_PER_NODE = {"a100": 4, "v100": 16, "a40": 2, "a10": 2}
@@ -29,7 +29,7 @@ LOCALITY_FACTOR = 0.9
 SIZE_FACTOR = 1.8
 """Speed of the next smaller model of a family, where that was not measured (the artifact's rule)."""
 
-Times = dict[GpuGroup, float | None]
+Times = Mapping[GpuGroup, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class Tables:
     @classmethod
     def read(cls, folder: Path) -> Tables:
         """Read ``prof_database.json``."""
-        document: dict[str, Any] = json.loads((folder / "prof_database.json").read_text())
-        return cls(measured={_workload(name): _times(row) for name, row in document["optimal"].items()})
+        path = folder / "prof_database.json"
+        return cls(measured=parse_table(path.read_text(), source=str(path)).iter_time_s)
 
     def grids(self) -> TableGrids:
         """Return grids of the measured groups alone."""
@@ -87,7 +87,14 @@ class Tables:
 
 def cluster(gpus_per_type: int | None = None) -> ClusterShape:
     """Return the artifact's cluster, 320 GPUs of each of the four types, or one with another number."""
-    count = gpus_per_type or 320
+    count = 320 if gpus_per_type is None else gpus_per_type
+    largest = max(GPUS_PER_NODE.values())
+    if count < largest or count % largest:
+        raise UserError(
+            f"{count} GPUs of each type do not fill whole nodes",
+            why=f"a node has {', '.join(f'{size} {name}' for name, size in GPUS_PER_NODE.items())}",
+            fix=f"take a multiple of {largest}",
+        )
     return ClusterShape(
         pools=tuple(
             sorted(
@@ -98,12 +105,6 @@ def cluster(gpus_per_type: int | None = None) -> ClusterShape:
     )
 
 
-def _workload(name: str) -> WorkloadSpec:
-    family_and_size, batch = name.rsplit("_", 1)
-    family, size = family_and_size.rsplit("_", 1)
-    return WorkloadSpec(name=f"{family}__{size}", global_batch=int(batch))
-
-
 def _larger(workload: WorkloadSpec) -> list[WorkloadSpec]:
     family, size = workload.name.split("__")
     sizes = SIZES[family]
@@ -111,15 +112,6 @@ def _larger(workload: WorkloadSpec) -> list[WorkloadSpec]:
         WorkloadSpec(name=f"{family}__{larger}", global_batch=workload.global_batch)
         for larger in sizes[sizes.index(size) + 1 :]
     ]
-
-
-def _times(row: Mapping[str, float]) -> Times:
-    """Read ``{"<nodes>_<type>_<nodes>_n_<GPUs a node>_d": seconds, -1 for a failure}``."""
-    times: Times = {}
-    for key, time_s in row.items():
-        nodes, gpu_type, _, _, per_node, _ = key.split("_")
-        times[GpuGroup.of(gpu_type, [int(per_node)] * int(nodes))] = time_s if time_s > 0 else None
-    return times
 
 
 def _all_groups() -> list[GpuGroup]:

@@ -92,7 +92,6 @@ def certified() -> dict[str, Any]:
         **took,
         "plan": str(found.best.plan),
         "iter_time_s": iter_time_s,
-        "gap": found.gap,
         "split_gap": iter_time_s / found.any_split_bound_s - 1.0,
         "judged": found.plan_count,
         "exhaustive_s": float(everything.iter_time_s[fits].min()),
