@@ -63,8 +63,20 @@ def snapshots(draw: st.DrawFn) -> tuple[list[NodeInfo], Snapshot]:
             running[job_id] = holding
     snapshot = snapshot_of(nodes, known, running=running, now_s=draw(st.sampled_from([100.0, 10_000.0])))
     waited_s = draw(st.sampled_from([0.0, 5_000.0]))
-    records = {job_id: replace(job, submitted_at_s=snapshot.now_s - waited_s) for job_id, job in snapshot.jobs.items()}
-    return nodes, replace(snapshot, jobs=records)
+    # Later ids came later among those that wait; those that run may have come at any time.
+    since_s = {
+        job_id: -waited_s + (draw(st.integers(-3, 9)) if job_id in running else index)
+        for index, job_id in enumerate(known)
+    }
+    records = {
+        job_id: replace(job, submitted_at_s=snapshot.now_s + since_s[job_id]) for job_id, job in snapshot.jobs.items()
+    }
+    capacity = snapshot.capacity
+    for node in nodes:
+        if draw(st.sampled_from([False, False, False, True])):  # draining: what it holds runs on, and never comes back
+            pool = (node.gpu_type, node.zone)
+            capacity = capacity.with_devices(node.node_id, pool, ()).with_node(node.node_id, pool, ())
+    return nodes, replace(snapshot, jobs=records, capacity=capacity)
 
 
 SUSPENDING = frozenset({"arena-greedy", "srtf", "tiresias"})
@@ -115,6 +127,9 @@ def test_no_device_is_given_twice_and_none_that_somebody_keeps(name: str, case: 
     given_out = Counter(device for allocation in after.values() for device in allocation.device_ids)
     every = {device.device_id for node in nodes for device in node.devices}
     assert set(given_out) <= every
+    usable = {device for room in snapshot.capacity.devices.values() for _, device in room.free}
+    for choice in decision.choices.values():
+        assert choice is None or choice.allocation.device_ids <= usable
     assert max(given_out.values(), default=0) <= 1
 
 
