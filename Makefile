@@ -24,7 +24,7 @@ demo: $(BIN)/arena ## Two jobs share four virtual GPUs and change their plans wh
 
 test: $(BIN)/arena lint types ## Everything that must hold: lint, types, layers, tests (fast ones first)
 	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
-	$(BIN)/pytest -q -m "slow and not benchmark"
+	$(BIN)/pytest -q -m "slow and not benchmark" -n 2 --dist worksteal
 
 test-fast: $(BIN)/arena ## Tests that need no training
 	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2

@@ -28,9 +28,13 @@ time.sleep(float(sys.argv[1]))
 """
 
 
-async def keep_killing(agent: AgentProcess, chance: random.Random) -> None:
+async def keep_killing(agent: AgentProcess, chance: random.Random, scheduler: FakeScheduler) -> None:
+    """Kill it at random moments; on a slow machine, where it did not even come to register, a little later next time."""
+    longest_s = LIFE_S_MAX
     while True:
-        await asyncio.sleep(chance.uniform(0.05, LIFE_S_MAX))
+        stream_count = len(scheduler.sessions)
+        await asyncio.sleep(chance.uniform(0.05, longest_s))
+        longest_s = LIFE_S_MAX if len(scheduler.sessions) > stream_count else 1.5 * longest_s
         await asyncio.to_thread(agent.end, signal.SIGKILL)
         agent.start()
 
@@ -58,7 +62,7 @@ async def test_no_job_is_lost_or_run_twice_by_an_agent_that_keeps_dying(tmp_path
         with agent_process(tmp_path, address) as agent:
             agent.start()
             await scheduler.connected()
-            killing = asyncio.create_task(keep_killing(agent, chance))
+            killing = asyncio.create_task(keep_killing(agent, chance, scheduler))
             names = []
             for number in range(JOB_COUNT):
                 duration = str(chance.uniform(0.0, 1.0))
