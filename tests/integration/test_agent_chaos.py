@@ -29,7 +29,7 @@ time.sleep(float(sys.argv[1]))
 
 
 async def keep_killing(agent: AgentProcess, chance: random.Random, scheduler: FakeScheduler) -> None:
-    """Kill it at random moments; on a slow machine, where it did not even come to register, a little later next time."""
+    """Kill it at random moments; where it did not even come to register, a little later the next time."""
     longest_s = LIFE_S_MAX
     while True:
         stream_count = len(scheduler.sessions)
