@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.numbers import FiniteRange
 from arena.cli.plan_explain import Explanation, explain, names_gpus, stage_memory
 from arena.cli.plan_grid import (
     Goal,
@@ -82,9 +83,9 @@ class _Asked:
     show_default=True,
     help="What comes first.",
 )
-@click.option("--max-usd-per-step", type=click.FloatRange(0, min_open=True), help="Only plans within this budget.")
-@click.option("--min-steps-per-s", type=click.FloatRange(0, min_open=True), help="Only plans at least so fast.")
-@click.option("--deadline-s", type=click.FloatRange(0, min_open=True), help="Only plans that end in time.")
+@click.option("--max-usd-per-step", type=FiniteRange(0, min_open=True), help="Only plans within this budget.")
+@click.option("--min-steps-per-s", type=FiniteRange(0, min_open=True), help="Only plans at least so fast.")
+@click.option("--deadline-s", type=FiniteRange(0, min_open=True), help="Only plans that end in time.")
 @click.option("--gpus", type=click.IntRange(1), help="Only groups of so many GPUs, whatever the job says.")
 @click.option("--type", "types", multiple=True, help="Only this GPU type, whatever the job says; may be repeated.")
 @click.option("--explain", "plan", metavar="PLAN", help="Price this plan, e.g. 'dp4 tp2 pp1 mb1 zero1'.")

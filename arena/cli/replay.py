@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.numbers import FiniteRange
 from arena.cli.quoting import escaped
 from arena.cli.trace import read_with_options, reading_options, rows_text
 from arena.errors import UserError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The first is the one that others are compared to.",
 )
-@click.option("--load", type=click.FloatRange(0, min_open=True), help="Scale arrivals to this offered load, e.g. 0.9.")
+@click.option("--load", type=FiniteRange(0, min_open=True), help="Scale arrivals to this offered load, e.g. 0.9.")
 @click.option("--first", "first_count", type=click.IntRange(1), help="Only the first so many jobs.")
 @click.option(
     "--window", type=(float, float), metavar="FROM TO", help="Only jobs submitted from FROM to before TO seconds."
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--mapping", metavar="default|FILE", help="Give jobs workloads by their GPU-hours.")
 @click.option(
     "--steps",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, 1e6, min_open=True),
     default=1.0,
     show_default=True,
     help="Share of the steps that the trace states.",
@@ -69,16 +70,16 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--length-sigma",
-    type=click.FloatRange(0),
+    type=FiniteRange(0, 10),
     default=1.0,
     show_default=True,
     help="Of the log-normal error of predicted lengths.",
 )
 @click.option(
-    "--restart-s", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds of every start and restart."
+    "--restart-s", type=FiniteRange(0, 1e9), default=60.0, show_default=True, help="Seconds of every start and restart."
 )
 @click.option(
-    "--restart-per-gpu-s", type=click.FloatRange(0), help="So many seconds for each GPU instead, up to --restart-s."
+    "--restart-per-gpu-s", type=FiniteRange(0, 1e9), help="So many seconds for each GPU instead, up to --restart-s."
 )
 @click.option(
     "--seeds",
@@ -91,7 +92,7 @@ if TYPE_CHECKING:
 @click.option(
     "--until",
     "until_s",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Cut the run so many seconds after the first submission.",
 )
 @click.option(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SHOWN_LINES_MAX = 5
 _JSON_LINES_MAX = 100
+_GPU_COUNT_MAX = 10**9
 
 
 @click.group(short_help="Check traces of clusters, and what they are like.")
@@ -67,7 +68,9 @@ def check(app: App, file: str, **options: Any) -> None:
 
 @command(short_help="Jobs, arrivals, GPUs, durations and load of a trace.")
 @click.argument("file", metavar="FILE")
-@click.option("--gpus", "gpu_count", type=click.IntRange(1), help="GPUs of the cluster that it is offered to.")
+@click.option(
+    "--gpus", "gpu_count", type=click.IntRange(1, _GPU_COUNT_MAX), help="GPUs of the cluster that it is offered to."
+)
 @reading_options
 def stats(app: App, file: str, gpu_count: int | None, **options: Any) -> None:
     """Show what a trace is like."""

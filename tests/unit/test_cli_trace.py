@@ -62,6 +62,7 @@ def test_stats_tells_what_a_trace_is_like(arena: Arena, file: Path) -> None:
     assert lines["jobs by GPUs"] == "1: 1  4: 1  16: 1"
     assert lines["GPU-hours"] == "22.0"
     assert lines["offered load"] == "137.5% of 8 GPUs (1 jobs ask for more than all)"
+    assert arena("trace", "stats", file, "--gpus", "9" * 400).code == 2
     document = arena("trace", "stats", file, "--gpus", 8, "--json").document
     assert document["statistics"]["offered_load"] == pytest.approx(1.375)
     assert document["statistics"]["job_count_by_gpu_count"] == {"1": 1, "4": 1, "16": 1}
