@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
@@ -9,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from arena.cli.json_form import form
 from arena.cli.timed_policy import TimedPolicy
 from arena.domain.events import Event
 from arena.engine.ports import Step
-from arena.errors import ArenaError, InternalError, UserError
+from arena.errors import ArenaError, InternalError, ResourceExhaustedError, UserError
 from arena.policies.base import Policy, Snapshot
 from arena.sim.checks import ReplayFaultError
 from arena.sim.figures import Figures
@@ -34,6 +36,7 @@ CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "aren
 """Packages that a result depends on."""
 
 JOBS_IN_SNAPSHOT_MAX = 1_000
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUTCOME_FIELDS = (
     "job_id",
     "submitted_at_s",
@@ -187,10 +190,10 @@ def _kept(directory: Path | None, order: Order) -> Document | None:
     if directory is None:
         return None
     try:
-        document: Document = json.loads((directory / "runs" / order.file_name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        document: Any = json.loads((directory / "runs" / order.file_name).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
-    return document if document.get("key") == order.key else None
+    return document if isinstance(document, dict) and document.get("key") == order.key else None
 
 
 def _keep(directory: Path | None, order: Order, document: Document) -> None:
@@ -202,6 +205,7 @@ def write_file(path: Path, text: str) -> None:
     """Write a file whole or not at all.
 
     Raises:
+        ResourceExhaustedError: The disk, or what may be written to it, is full.
         UserError: It cannot be written.
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -210,7 +214,12 @@ def write_file(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write {path}", why=str(error.strerror), fix="name another --out") from error
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        what, why = f"cannot write {path}", str(error.strerror)
+        if error.errno in _FULL:
+            raise ResourceExhaustedError(what, why=why, fix="make room or name another --out") from error
+        raise UserError(what, why=why, fix="name another --out") from error
 
 
 def _told(fault: Fault, order: Order, directory: Path | None) -> ReplayFaultError:

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import re
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -142,9 +143,10 @@ def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, fol
     again = replay(arena, folder, *argv, *more, "--json").document
     assert again["policies"][1]["runs"][1]["whole"]["avg_jct_s"] == 12345.0
     assert json.loads(gone.read_text())["digest"] == json.loads(before)["digest"]
-    kept.write_text("{")
-    healed = replay(arena, folder, *argv, *more, "--json").document
-    assert healed["policies"][1]["runs"][1]["whole"]["avg_jct_s"] < 12345.0
+    for damaged in ("{", "", "null", "[]", "{}", "[" * 100_000, "\0"):
+        kept.write_text(damaged)
+        healed = replay(arena, folder, *argv, *more, "--json").document
+        assert healed["policies"][1]["runs"][1]["whole"]["avg_jct_s"] < 12345.0
 
 
 def test_the_report_is_one_file_with_everything(arena: Arena, folder: Path) -> None:
@@ -197,6 +199,35 @@ def test_mistakes_are_told_in_one_line(arena: Arena, folder: Path, argv: Sequenc
     done = replay(arena, folder, *(part.format(folder) for part in argv))
     assert (done.code, done.out, done.err.count("\n")) == (4, "", 1)
     assert told in done.err
+
+
+@pytest.mark.parametrize("option", ["--load", "--steps", "--length-sigma", "--restart-per-gpu-s", "--until"])
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e400"])
+def test_what_is_no_finite_number_is_a_mistake_of_usage(arena: Arena, folder: Path, option: str, number: str) -> None:
+    done = replay(arena, folder, "--lengths", "predicted", option, number)
+    assert (done.code, done.out) == (2, "")
+    assert f"Invalid value for '{option}'" in done.err
+
+
+def test_the_largest_numbers_of_options_still_end_every_job(arena: Arena, folder: Path) -> None:
+    argv = ("--steps", 1e6, "--lengths", "predicted", "--length-sigma", 10, "--restart-s", 1e9)
+    done = replay(arena, folder, "--policy", "fcfs,elastic,srtf", *argv, "--json")
+    assert done.code == 0
+    assert [one["whole"]["unfinished_count"] for one in done.document["policies"]] == [0, 0, 0]
+
+
+def test_a_full_disk_leaves_no_half_file_and_the_runs_before_it(arena: Arena, folder: Path) -> None:
+    argv = ("--policy", "fcfs,elastic", "--out", folder / "out", "--no-report")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        done = replay(arena, folder, *argv)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (done.code, done.out, done.err.count("\n")) == (8, "", 1)
+    assert "File too large" in done.err
+    assert list((folder / "out" / "runs").iterdir()) == []
+    assert replay(arena, folder, *argv).code == 0
 
 
 def test_jobs_that_fit_nowhere_are_told_or_left_out(arena: Arena, folder: Path) -> None:
