@@ -142,6 +142,7 @@ def test_places_that_are_no_file_are_refused(tmp_path: Path) -> None:
         (Path("/dev/zero"), "no regular file"),
         (tmp_path / "absent", "No such file"),
         (Path("a\0b"), "no name of a file"),
+        (Path("/proc/self/mem"), "Input/output error"),
     ]:
         error = refusal(path)
         assert error.details["defect"] == Defect.UNREADABLE

@@ -191,7 +191,10 @@ def opened(path: str | Path, limits: Limits) -> Iterator[OpenTrace]:
     file = str(path)
     with ExitStack() as stack:
         raw = stack.enter_context(_opened_raw(file))
-        start = raw.read(4)
+        try:
+            start = raw.read(4)
+        except OSError as error:
+            raise trace_error(file, Defect.UNREADABLE, "cannot be read", why=error.strerror or str(error)) from error
         raw.seek(0)
         if start.startswith(GZIP_MAGIC):
             stream: ByteLines = stack.enter_context(gzip.GzipFile(fileobj=raw))
