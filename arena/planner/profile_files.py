@@ -115,7 +115,7 @@ def read_profile(text: str, *, source: str, gpu_types: Sequence[str]) -> Profile
 def _object(text: str, source: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"{source} is no JSON", why=str(error), fix=_EXAMPLE) from error
     if not isinstance(data, dict):
         raise SpecError(f"{source} is no profile", why=f"it holds a {type(data).__name__}", fix=_EXAMPLE)
@@ -195,7 +195,7 @@ def is_sailor_profile(text: str) -> bool:
     """Whether a document is a profile in Sailor's form."""
     try:
         table = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return isinstance(table, dict) and bool(table) and all(str(key).isdigit() for key in table)
 
