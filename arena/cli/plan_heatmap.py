@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from arena.cli.plan_grid import Goal, PricedCell, Work
 from arena.cli.plan_tables import number_text
+from arena.cli.whole_files import write_whole
 from arena.domain.allocation import GpuGroup
 from arena.errors import UserError
 
@@ -55,10 +57,9 @@ def write_heatmap(path: str, rows: Sequence[PricedCell], groups: Iterable[GpuGro
     width, height = 2.5 + _INCHES_PER_COUNT * max(4, len(counts)), 1.8 + 0.5 * len(types)
     figure = Figure(figsize=(min(width, _INCHES_MAX), min(height, _INCHES_MAX)), layout="constrained")
     _draw(figure, types, counts, {key: values.get(key) for key in seen}, label=_label(work, goal))
-    try:
-        figure.savefig(Path(path), format="png", dpi=120)
-    except OSError as error:
-        raise UserError(f"cannot write {path}", why=str(error.strerror or error), fix="name another file") from error
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=120)
+    write_whole(Path(path), drawn.getvalue(), fix="name another file")
 
 
 def _value(row: PricedCell, goal: Goal) -> float:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,9 +17,10 @@ import numpy as np
 
 from arena.cli.json_form import form
 from arena.cli.timed_policy import TimedPolicy
+from arena.cli.whole_files import write_whole, writing_error
 from arena.domain.events import Event
 from arena.engine.ports import Step
-from arena.errors import ArenaError, InternalError, ResourceExhaustedError, UserError
+from arena.errors import ArenaError, InternalError, UserError
 from arena.policies.base import Policy, Snapshot
 from arena.sim.checks import ReplayFaultError
 from arena.sim.figures import Figures
@@ -36,7 +34,6 @@ CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "aren
 """Packages that a result depends on."""
 
 JOBS_IN_SNAPSHOT_MAX = 1_000
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OUTCOME_FIELDS = (
     "job_id",
     "submitted_at_s",
@@ -208,18 +205,12 @@ def write_file(path: Path, text: str) -> None:
         ResourceExhaustedError: The disk, or what may be written to it, is full.
         UserError: It cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    fix = "name another --out"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        what, why = f"cannot write {path}", str(error.strerror)
-        if error.errno in _FULL:
-            raise ResourceExhaustedError(what, why=why, fix="make room or name another --out") from error
-        raise UserError(what, why=why, fix="name another --out") from error
+        raise writing_error(path, error, fix=fix) from error
+    write_whole(path, text.encode(), fix=fix)
 
 
 def _told(fault: Fault, order: Order, directory: Path | None) -> ReplayFaultError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import struct
 import sys
 from dataclasses import replace
@@ -491,6 +492,7 @@ def test_a_picture(arena: Arena, tmp_path: Path, objective: str) -> None:
     pytest.importorskip("matplotlib")
     done = arena("--objective", objective, "--png", "grid.png", "--json")
     assert done.document["png"] == "grid.png"
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     data = (tmp_path / "grid.png").read_bytes()
     width, height = struct.unpack(">II", data[16:24])
     assert data.startswith(b"\x89PNG\r\n")
@@ -520,3 +522,15 @@ def test_without_matplotlib_a_picture_is_refused_before_anything_is_planned(
     assert (
         "--png needs matplotlib, which is not installed. Install it with pip install 'arena-sched[report]'" in done.err
     )
+
+
+def test_a_picture_that_the_disk_has_no_room_for_is_not_there_in_part(arena: Arena, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        done = arena("--png", "grid.png")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert done.code == 8
+    assert "cannot write grid.png: File too large" in done.err
+    assert not [path for path in tmp_path.iterdir() if path.suffix == ".png" or path.name.startswith(".")]

@@ -1,0 +1,43 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from arena.errors import ArenaError, ResourceExhaustedError, UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a disk, or what may be written to it, is full."""
+
+
+def write_whole(path: Path, data: bytes, *, fix: str) -> None:
+    """Write a file aside and rename it; what is no regular file, e.g. a device, is written as it is.
+
+    Raises:
+        ResourceExhaustedError: The disk is full.
+        UserError: It cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        aside = path
+    else:
+        aside = path.with_name(f".{path.name}.{os.getpid()}") if path.name else path
+    try:
+        aside.write_bytes(data)
+        if aside != path:
+            aside.replace(path)
+    except OSError as error:
+        if aside != path:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+        raise writing_error(path, error, fix=fix) from error
+
+
+def writing_error(path: Path, error: OSError, *, fix: str) -> ArenaError:
+    """Return the error of a file that cannot be written."""
+    what, why = f"cannot write {path}", error.strerror or str(error)
+    if error.errno in FULL:
+        return ResourceExhaustedError(what, why=why, fix=f"make room, or {fix}")
+    return UserError(what, why=why, fix=fix)
