@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from arena.cli.quoting import escaped
+from arena.cli.whole_files import writing_error
 from arena.errors import ArenaError
 
 if TYPE_CHECKING:
@@ -106,12 +108,21 @@ class Output:
             self._write(line if self.is_terminal else line.rstrip())
 
     def raw(self, text: str) -> None:
-        """Write text as it is and let it out at once."""
+        """Write text as it is and let it out at once.
+
+        Raises:
+            ReaderGoneError: Nobody reads it.
+            ResourceExhaustedError: It goes to a file whose disk is full.
+            UserError: It cannot be written.
+        """
         try:
             self._stream.write(text)
             self._stream.flush()
         except BrokenPipeError:
             raise ReaderGoneError from None
+        except OSError as error:
+            fix = "send the output elsewhere"
+            raise writing_error(Path("standard output"), error, fix=fix) from error
 
     def _write(self, line: str) -> None:
         self.raw(f"{line}\n")

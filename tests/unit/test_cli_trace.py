@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,17 @@ def test_what_a_trace_holds_cannot_steer_a_terminal(arena: Arena, tmp_path: Path
     file = written(tmp_path / "evil.csv", table(f"{ITP_HEAD},\x1b[2J", "a,0,5,1,x"))
     assert "\x1b" not in arena("trace", "check", file).out
     assert "\x1b" not in arena("trace", "check", written(file, table("\x1b[2J,b", "a,0"))).err
+
+
+def test_output_that_the_disk_has_no_room_for_is_no_fault(tmp_path: Path) -> None:
+    file = written(tmp_path / "whole.csv", table(ITP_HEAD, "a,0,5,1"))
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "arena.cli.main", "trace", "stats", file],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 8
+    assert "cannot write standard output: No space left on device" in done.stderr
