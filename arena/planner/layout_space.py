@@ -236,10 +236,19 @@ class LayoutSpace:
         return [] if rest else [count for count in divisors(each) if 2 <= count <= CHUNKS_MAX]
 
     def _micro_batch_sizes(self, dp: int, pp: int) -> list[int]:
-        """Divisors of a replica's samples that leave a micro-batch for each stage, or single samples."""
+        """Return sizes that leave a micro-batch for each stage, or single samples.
+
+        Divisors of a replica's samples, and powers of two: where there are few divisors, a last micro-batch that is not
+        full costs less than micro-batches of an awkward size.
+        """
         samples = -(-self.train.global_batch // dp)
         largest = self.limits.micro_batch_max or samples
-        return [size for size in divisors(samples) if size <= largest and (samples // size >= pp or size == 1)]
+        powers = {1 << exponent for exponent in range(samples.bit_length())}
+        return [
+            size
+            for size in sorted(powers.union(divisors(samples)))
+            if size <= largest and (micro_batch_count(self.train.global_batch, dp, size) >= pp or size == 1)
+        ]
 
     def _zero_stages(self, dp: int) -> tuple[int, ...]:
         allowed = tuple(sorted(set(self.limits.zero))) or (0, 1, 2, 3)

@@ -16,7 +16,7 @@ from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
 from arena.planner.search import Counts, Search
 
-PLANNER_VERSION = "calibrated-2"
+PLANNER_VERSION = "calibrated-3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

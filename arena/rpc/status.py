@@ -165,7 +165,8 @@ def _foreign_error(code: grpc.StatusCode, details: str, address: str) -> ArenaEr
 
 
 def _error_classes() -> dict[str, type[ArenaError]]:
-    return {kind.code: kind for kind in _descendants(ArenaError)}
+    # A class without a code of its own arrives as the nearest that has one: only that one's making is known.
+    return {kind.code: kind for kind in _descendants(ArenaError) if "code" in vars(kind)}
 
 
 def _descendants(kind: type[ArenaError]) -> Iterator[type[ArenaError]]:
