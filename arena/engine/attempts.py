@@ -348,15 +348,22 @@ def _with_service(job: JobRecord, attempt: AttemptRecord, now_s: float) -> JobRe
         attempt_id=None,
         run_time_s=job.run_time_s + now_s - started_at_s,
         gpu_seconds=job.gpu_seconds + held_s * attempt.allocation.gpu_count,
-        predecessor=Predecessor(
-            attempt_id=attempt.attempt_id,
-            plan=attempt.plan,
-            group=attempt.group,
-            decided_at_s=attempt.decided_at_s,
-            stop_requested_at_s=attempt.stop_requested_at_s,
-            stopped_at_s=attempt.stopped_at_s,
-            ended_at_s=now_s,
-            last_step=max(attempt.last_step, attempt.resumed_step or 0),
-            save_s=attempt.save_s,
-        ),
+        predecessor=_predecessor_after(attempt, now_s),
+    )
+
+
+def _predecessor_after(attempt: AttemptRecord, now_s: float) -> Predecessor | None:
+    """Return what the job last ran as; an attempt that never made a step leaves what was before it."""
+    if attempt.first_step_at_s is None:
+        return attempt.predecessor
+    return Predecessor(
+        attempt_id=attempt.attempt_id,
+        plan=attempt.plan,
+        group=attempt.group,
+        decided_at_s=attempt.decided_at_s,
+        stop_requested_at_s=attempt.stop_requested_at_s,
+        stopped_at_s=attempt.stopped_at_s,
+        ended_at_s=now_s,
+        last_step=max(attempt.last_step, attempt.resumed_step or 0),
+        save_s=attempt.save_s,
     )

@@ -22,7 +22,6 @@ from arena.domain.launch import (
 from arena.domain.records import (
     AttemptRecord,
     AttemptState,
-    AttemptTransition,
     EntryKind,
     Evaluation,
     JobRecord,
@@ -164,11 +163,12 @@ def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
     )
     draft.update(decision_due=True)  # the job can be moved again
     before = attempt.predecessor
-    if attempt.transition is AttemptTransition.START or before is None:
-        return attempt
+    if before is None or (before.plan, before.group) == (attempt.plan, attempt.group):
+        return attempt  # it begins, or goes on as it was
     parts = _change_parts_s(attempt, draft.now_s)
     cost_s = sum(parts.values())
-    _learn_restart_cost(draft, cost_s)
+    # What others kept it waiting for is not the cost of a change.
+    _learn_restart_cost(draft, cost_s - parts["place_s"])
     draft.record(
         EntryKind.PLAN_CHANGED,
         f"{before.group} {before.plan} -> {attempt.group} {attempt.plan} in {cost_s:.1f} s: {attempt.cause}",

@@ -81,12 +81,7 @@ def test_the_first_shrinks_for_the_second_and_grows_when_it_is_gone() -> None:
     sim.at(1.0, submit("a", train_spec("a", stop={"steps": 4000})))
     sim.at(100.0, submit("b", train_spec("b", stop={"steps": 300})))
     sim.run()
-    changes = [
-        (entry.data["from_gpu_count"], entry.data["to_gpu_count"])
-        for step in sim.steps
-        for entry in step.history
-        if entry.kind is EntryKind.PLAN_CHANGED and entry.job_id == "a"
-    ]
+    changes = plan_changes(sim, "a")
     assert changes[0] == (4, 2)
     assert changes[-1][1] == 4
     assert {job.state for job in sim.ended.values()} == {JobState.SUCCEEDED}
@@ -494,3 +489,51 @@ def test_a_program_that_cannot_be_started_fails_its_job_at_once_and_not_the_node
     sim.handle(AttemptEnded(node_id=NodeId("n1"), attempt_id=job.attempt_id, end=end))
     assert (sim.ended[JobId("a")].state, sim.ended[JobId("a")].error) == (JobState.FAILED, message)
     assert sim.engine.state.nodes[NodeId("n1")].launch_failure_count == 0
+
+
+def plan_changes(sim: Simulation, name: str) -> list[tuple[object, object]]:
+    return [
+        (entry.data["from_gpu_count"], entry.data["to_gpu_count"])
+        for step in sim.steps
+        for entry in step.history
+        if entry.kind is EntryKind.PLAN_CHANGED and entry.job_id == name
+    ]
+
+
+def test_a_launch_that_failed_is_no_plan_that_a_job_had() -> None:
+    """The port is taken at its first launch: it begins late, and nothing has changed."""
+    sim = with_nodes(simulation("fcfs"), "n1")
+    sim.at(1.0, submit("a"))
+    failing(sim, "a", WorkerError(code="port", rank=0, message="in use"), times=1)
+    sim.run()
+    assert sim.ended[JobId("a")].state is JobState.SUCCEEDED
+    assert plan_changes(sim, "a") == []
+
+
+def test_a_change_whose_launch_fails_first_is_told_from_the_plan_that_ran() -> None:
+    """It shrinks from four GPUs to two, at the second try."""
+    sim = with_nodes(simulation("elastic"), "n1", "n2")
+    sim.at(1.0, submit("a", train_spec("a", stop={"steps": 100_000})))
+    sim.at(60.0, submit("b", train_spec("b", gpus={"count": 2}, kind="rigid", stop={"steps": 50})))
+    sim.run(until_s=60.0)
+    while (job := sim.engine.state.jobs[JobId("a")]).epoch < 2:
+        sim.run(until_s=sim.kernel.now_s + 0.25)
+        sim.kernel.now_s += 0.25
+    assert job.attempt_id is not None
+    node_id = sim.engine.state.attempts[job.attempt_id].allocation.node_ids[0]
+    sim.world.lose_node(node_id)
+    for event in failure(node_id, job.attempt_id, WorkerError(code="port", rank=0, message="in use")):
+        sim.handle(event)
+    sim.run(until_s=300.0)
+    assert plan_changes(sim, "a")[0] == (4, 2)
+
+
+def test_a_job_that_was_stopped_and_goes_on_as_it_was_has_not_changed_its_plan() -> None:
+    sim = with_nodes(simulation("fcfs"), "n1")
+    sim.at(1.0, submit("a"))
+    sim.at(20.0, JobWishChanged(job_id=JobId("a"), wish="hold", by="ann"))
+    sim.at(200.0, JobWishChanged(job_id=JobId("a"), wish="run", by="ann"))
+    sim.run()
+    assert sim.ended[JobId("a")].epoch == 2
+    assert plan_changes(sim, "a") == []
+    assert sim.engine.state.restart_sample_count == 0
