@@ -40,6 +40,7 @@ from arena.cli.quoting import escaped, quoted
 from arena.cli.submit import field_and_value, read_text, spec_of_file
 from arena.cli.words import plan_text
 from arena.domain.allocation import GpuGroup
+from arena.domain.capability import job_refusals
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, parse_plan
@@ -303,6 +304,12 @@ def _drawn(asked: _Asked, grid: Grid, rows: Iterable[PricedCell], path: str | No
     return path
 
 
+def _is_only_untrained(asked: _Asked, grid: Grid) -> bool:
+    """Whether it is what the worker trains, and not the size, that keeps the job from every group."""
+    is_refused = any(job_refusals(asked.train)) and not any(job_refusals(asked.train, beyond_worker=True))
+    return is_refused and {item.reason.code for item in grid.infeasible} == {ReasonCode.UNSUPPORTED}
+
+
 def _write_json(
     app: App,
     asked: _Asked,
@@ -348,6 +355,8 @@ def _write_text(
             _write_best(app, asked, row)
     else:
         app.out.line("no group of this cluster can hold the job", style="red")
+        if _is_only_untrained(asked, grid):
+            app.out.line("Arena's worker does not train such a model; --also-unsupported plans it nevertheless")
     if mixed is not None:
         write_mixed(app.out, mixed, asked.work, asked.goal)
     write_infeasible(app.out, infeasible_counts(grid))

@@ -80,6 +80,9 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         ("cluster", f"{inputs.cluster.shape.gpu_count:,} GPUs: {_types_text(inputs)}"),
         ("lengths", _lengths_text(inputs)),
     ]
+    if all(one.spec.command is not None for one in first.scenario.jobs):
+        rows.append(("jobs", "all rigid: the trace says nothing of how they would run on other GPUs, so elastic and"))
+        rows.append(("", "arena-greedy have nothing to shape; --mapping and --grids give them something"))
     if first.changed_count:
         text = (
             f"{first.changed_count:,} jobs ask for another GPU type or count than the trace says: the nearest that runs"

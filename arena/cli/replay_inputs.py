@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -208,6 +208,8 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         trace = with_workloads(trace, inputs.mapping, seed=seed)
     asking = Asking(grids=grids, shape=shape, step_share=options.steps, specs=trace.spec_by_job)
     asked, unplaceable = parted(map(asking.asked, trace.jobs))
+    if options.kind == "malleable":
+        _require_shapes(asked)
     if unplaceable:
         trace = _without(trace, unplaceable, inputs)
     trace = from_zero(_loaded(trace, asked, inputs))
@@ -229,6 +231,16 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         unplaceable_count=len(unplaceable),
         changed_count=sum(not one.is_as_traced for one in jobs),
     )
+
+
+def _require_shapes(asked: Sequence[Asked]) -> None:
+    fixed = [one for one in asked if one.spec.command is not None]
+    if fixed:
+        raise UserError(
+            f"{len(fixed):,} of {len(asked):,} jobs cannot be malleable",
+            why="the trace says how long they ran on what they had, and nothing of other GPUs",
+            fix="say what they train with --mapping and how fast that is with --grids, or leave out --kind malleable",
+        )
 
 
 def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs) -> Trace:

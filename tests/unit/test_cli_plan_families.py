@@ -79,3 +79,9 @@ def test_a_mistral_within_its_window_needs_no_flag(arena: Arena) -> None:
     done = arena("mistralai/Mistral-7B-v0.1", "--json", "--gpus", "8")
     assert done.code == 0
     assert done.document["cells"]
+
+
+def test_people_are_told_the_flag_where_it_would_help(arena: Arena) -> None:
+    told = "--also-unsupported plans it nevertheless"
+    assert told in arena("facebook/opt-30b", "-v").out
+    assert told not in arena("facebook/opt-30b", "-v", "--also-unsupported").out

@@ -350,3 +350,13 @@ def test_runs_at_the_same_time_give_the_same_results(arena: Arena, folder: Path)
     digests = [[made["digest"] for made in one["policies"][0]["runs"]] for one in (alone, together)]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) == 2
+
+
+def test_jobs_that_nothing_can_shape_are_told(arena: Arena, folder: Path) -> None:
+    done = replay(arena, folder, "--policy", "elastic")
+    assert "jobs        all rigid" in done.out
+    shaped = replay(arena, folder, "--policy", "elastic", "--grids", folder / "steps.csv", trace="arena.csv")
+    assert "all rigid" not in shaped.out
+    refused = replay(arena, folder, "--policy", "elastic", "--kind", "malleable")
+    assert refused.code == 4
+    assert "5 of 5 jobs cannot be malleable" in refused.err
