@@ -141,14 +141,17 @@ def _asked(job: str, options: dict[str, Any]) -> _Asked:
 
 
 def _constraints(spec: JobSpec, options: dict[str, Any]) -> Constraints:
-    deadline_s, steps = options["deadline_s"], spec.step_limit
-    if deadline_s is not None and steps is None:
+    """Return what the options ask for, or else the job itself: its deadline, and its budget shared over its steps."""
+    steps = spec.step_limit
+    if options["deadline_s"] is not None and steps is None:
         raise UserError(
             "a deadline needs to know how many steps there are",
             fix="set stop.steps in the job, or --set stop.steps=N",
         )
+    own_budget = spec.budget_usd / steps if spec.budget_usd is not None and steps is not None else None
+    deadline_s = options["deadline_s"] or (spec.deadline_s if steps is not None else None)
     return Constraints(
-        usd_per_step_max=options["max_usd_per_step"],
+        usd_per_step_max=options["max_usd_per_step"] or own_budget,
         steps_per_s_min=options["min_steps_per_s"],
         deadline_s=deadline_s,
         steps=steps if deadline_s is not None else None,

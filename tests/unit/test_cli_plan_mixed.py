@@ -136,7 +136,19 @@ def test_constraints_that_nothing_keeps_are_told_with_what_would_do(arena: Arena
     done = arena("--max-usd-per-step", "1e-9")
     assert done.code == 4
     assert "asked for at most 1e-09 USD a step; the fastest plan is" in done.err
-    assert re.search(r"Ask for at most .* steps/s with .* USD a step or at most", done.err)
+    assert re.search(r"Ask for a budget of at least [\d.]+ USD a step$", done.err.strip())
+    both = arena("--max-usd-per-step", "1e-9", "--min-steps-per-s", "1e9")
+    assert re.search(r"Ask for a budget of at least [\d.]+ USD a step and at most [\d.]+ steps/s$", both.err.strip())
+
+
+def test_the_jobs_own_deadline_and_budget_are_kept(arena: Arena) -> None:
+    free = arena("--json", "--set", "stop.steps=1000").document
+    slowest_s = max(cell["best"]["estimate"]["iter_time_s"] for cell in free["cells"])
+    kept = arena("--json", "--set", "stop.steps=1000", "--set", f"deadline_s={999 * slowest_s}").document
+    assert 0 < len(kept["cells"]) < len(free["cells"])
+    dear = max(cell["best"]["estimate"]["usd_per_step"] for cell in free["cells"])
+    cheap = arena("--json", "--set", "stop.steps=1000", "--set", f"budget_usd={999 * dear}").document
+    assert 0 < len(cheap["cells"]) < len(free["cells"])
 
 
 def test_a_deadline_needs_steps(arena: Arena) -> None:

@@ -22,31 +22,55 @@ def contradiction(limits: Constraints, within: Within) -> InfeasibleError | None
     fastest, cheapest = within(Constraints(), False).estimate, within(Constraints(), True).estimate
     if fastest is None or cheapest is None:
         return None
-    why, fixes = _failed(limits, fastest, cheapest), []
-    budget, time_s = limits.usd_per_step_max, limits.iter_time_s_max
-    if budget is not None and budget < cheapest.usd_per_step:
-        fixes.append(f"a budget of at least {cheapest.usd_per_step:.4g} USD a step")
-    if time_s < fastest.iter_time_s:
-        fixes.append(_slower(limits, fastest.iter_time_s))
+    why, fixes = _failed(limits, fastest, cheapest), _fixes(limits, fastest, cheapest)
     if not fixes:
         # Either alone can be kept.
         in_time = within(replace(limits, usd_per_step_max=None), True).estimate
-        in_budget = within(Constraints(usd_per_step_max=budget), False).estimate
-        if in_time is not None:
-            fixes.append(f"a budget of at least {in_time.usd_per_step:.4g} USD a step")
-        if in_budget is not None:
-            fixes.append(_slower(limits, in_budget.iter_time_s))
-        return _error(why, " or ".join(fixes))
+        in_budget = within(Constraints(usd_per_step_max=limits.usd_per_step_max), False).estimate
+        return _error(why, " or ".join(_either(limits, in_time, in_budget)))
     return _error(why, " and ".join(fixes))
 
 
 def none_keeps(limits: Constraints, estimates: Sequence[Estimate]) -> InfeasibleError:
-    """Return why none of these plans keeps the constraints, and which each of the best two would keep."""
-    fastest = min(estimates, key=lambda one: (one.iter_time_s, one.usd_per_step))
-    cheapest = min(estimates, key=lambda one: (one.usd_per_step, one.iter_time_s))
-    both = (fastest,) if fastest == cheapest else (fastest, cheapest)
-    fixes = [f"at most {1.0 / one.iter_time_s:.4g} steps/s with {one.usd_per_step:.4g} USD a step" for one in both]
-    return _error(_failed(limits, fastest, cheapest), " or ".join(fixes))
+    """Return why none of some plans keeps the constraints, and which would be kept."""
+    fastest = min(estimates, key=_speed_first)
+    cheapest = min(estimates, key=_price_first)
+    why, fixes = _failed(limits, fastest, cheapest), _fixes(limits, fastest, cheapest)
+    if fixes:
+        return _error(why, " and ".join(fixes))
+    budget = limits.usd_per_step_max
+    in_time = [one for one in estimates if one.iter_time_s <= limits.iter_time_s_max]
+    in_budget = [one for one in estimates if budget is None or one.usd_per_step <= budget]
+    best = min(in_time, key=_price_first, default=None), min(in_budget, key=_speed_first, default=None)
+    return _error(why, " or ".join(_either(limits, *best)))
+
+
+def _speed_first(one: Estimate) -> tuple[float, float]:
+    return one.iter_time_s, one.usd_per_step
+
+
+def _price_first(one: Estimate) -> tuple[float, float]:
+    return one.usd_per_step, one.iter_time_s
+
+
+def _fixes(limits: Constraints, fastest: Estimate, cheapest: Estimate) -> list[str]:
+    """Return what must give whatever the other constraints are."""
+    fixes = []
+    if limits.usd_per_step_max is not None and limits.usd_per_step_max < cheapest.usd_per_step:
+        fixes.append(_dearer(cheapest))
+    if limits.iter_time_s_max < fastest.iter_time_s:
+        fixes.append(_slower(limits, fastest.iter_time_s))
+    return fixes
+
+
+def _either(limits: Constraints, in_time: Estimate | None, in_budget: Estimate | None) -> list[str]:
+    """Return what each of two constraints that exclude each other would have to become."""
+    dearer = [] if in_time is None else [_dearer(in_time)]
+    return [*dearer, *([] if in_budget is None else [_slower(limits, in_budget.iter_time_s)])]
+
+
+def _dearer(estimate: Estimate) -> str:
+    return f"a budget of at least {estimate.usd_per_step:.4g} USD a step"
 
 
 def _error(why: str, fix: str) -> InfeasibleError:
