@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 UNSOUND = 1
 _SIZE_UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 
+_NAMED_MAX = 8
+"""Directories that are named where checkpoints were not looked for."""
+
 
 @click.group(short_help="List, verify, prune and export checkpoints.")
 @shared_options
@@ -75,7 +78,13 @@ def _write_list(app: App, root: Path, rows: Sequence[Listed], leftovers: Sequenc
         columns = ("STEP", "COMPLETED", "SIZE", "EPOCH", "PLAN", "STATE")
         app.out.table(columns, [_row(row) for row in rows], right=("STEP", "SIZE", "EPOCH"))
     else:
+        from arena_agent.checkpoints.manifest import step_directories
+
         app.out.line(f"no checkpoints in {quoted(str(root))}")
+        inside = [path.name for path in sorted(root.iterdir()) if path.is_dir() and step_directories(path)]
+        if inside:
+            more = ", ..." if len(inside) > _NAMED_MAX else ""
+            app.out.line(f"there are some in directories of it: {', '.join(map(quoted, inside[:_NAMED_MAX]))}{more}")
     for item in leftovers:
         size = format_bytes(item.size_bytes)
         app.out.line(f"{quoted(item.name)}: {size}, being written or left by a killed attempt; the next one clears it")

@@ -21,6 +21,7 @@ from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.client import DEFAULT_ADDRESS
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
+from arena.policies.registry import make_policy
 
 _AGENTS_MAX = 64
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -41,6 +42,7 @@ def up(app: App, detach: bool, **options: Any) -> int:
 
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
     """
+    make_policy(options["policy"])  # a mistyped name is told before anything starts
     plan = _plan(options)
     plan.directory.mkdir(parents=True, exist_ok=True)
     if detach:
@@ -50,7 +52,7 @@ def up(app: App, detach: bool, **options: Any) -> int:
         try:
             cluster.start(stopping)
             if not stopping.is_set():
-                _tell(app, plan, cluster.address)
+                _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
             return _watch(cluster, stopping)
         finally:
             cluster.stop(stopping)
@@ -105,7 +107,7 @@ def _watch(cluster: LocalCluster, stopping: threading.Event) -> int:
     return 0
 
 
-def _tell(app: App, plan: UpPlan, address: str) -> None:
+def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
     if app.out.json_mode:
         app.out.document(address=address, directory=str(plan.directory), agents=plan.agents)
@@ -115,7 +117,7 @@ def _tell(app: App, plan: UpPlan, address: str) -> None:
     app.out.line("in another terminal:")
     app.out.line(f"  arena{option} submit job.yaml            # or: arena{option} submit --gpus 1 -- python train.py")
     app.out.line(f"  arena{option} status")
-    app.out.line("Ctrl-C saves and holds the jobs and stops everything")
+    app.out.line(how_to_stop)
 
 
 def _detach(app: App, plan: UpPlan) -> int:
@@ -149,9 +151,9 @@ def _last_line(log: Path) -> str:
 
 
 def _tell_detached(app: App, plan: UpPlan) -> None:
-    _tell(app, plan, plan.address_file.read_text().strip())
-    if not app.out.json_mode:
-        app.out.line(f"it runs in the background; stop it with `arena down --dir {quoted(str(plan.directory))}`")
+    down = f"arena down --dir {quoted(str(plan.directory))}"
+    address = plan.address_file.read_text().strip()
+    _tell(app, plan, address, f"it runs in the background; `{down}` saves and holds the jobs and stops everything")
 
 
 @command(short_help="Stop what `arena up` started.")

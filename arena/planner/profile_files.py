@@ -40,7 +40,7 @@ _EXAMPLE = (
 )
 _PROBLEMS_MAX = 5
 _HOURS_S = 3600.0
-Seconds = Annotated[float, Field(gt=0, le=_HOURS_S, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(strict=True, gt=0, le=_HOURS_S, allow_inf_nan=False)]
 
 
 class LayerRow(Model):
@@ -51,7 +51,7 @@ class LayerRow(Model):
     micro_batch_size: PositiveInt
     forward_s: Seconds
     backward_s: Seconds
-    update_s: Annotated[float, Field(ge=0, le=_HOURS_S, allow_inf_nan=False)] = 0.0
+    update_s: Annotated[float, Field(strict=True, ge=0, le=_HOURS_S, allow_inf_nan=False)] = 0.0
 
 
 class MessageRow(Model):

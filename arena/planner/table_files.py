@@ -62,6 +62,12 @@ def parse_table(text: str, *, source: str) -> TableGrids:
     """
     text = text.removeprefix("\ufeff")
     if not text.lstrip().startswith("{"):
+        if text and not text.endswith(("\n", "\r")):
+            raise SpecError(
+                f"{source}: its last line does not end",
+                why="it may be cut, and 6.15 read as 6.1",
+                fix="see whether it is whole, and end it with a newline",
+            )
         try:
             return _table(_csv_rows(text, source), name=source, source=source)
         except csv.Error as error:

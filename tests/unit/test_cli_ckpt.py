@@ -311,3 +311,10 @@ def test_no_torch_is_needed(root: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-W", "error", "-c", code, "ckpt", *map(str, argv)]
         done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_place_of_several_jobs_names_those_that_have_checkpoints(arena: Arena, root: Path) -> None:
+    (root.parent / "empty").mkdir()
+    done = arena("ckpt", "list", root.parent)
+    assert (done.code, done.err) == (0, "")
+    assert "there are some in directories of it: j-1\n" in done.out

@@ -25,6 +25,7 @@ from arena.planner.hardware import catalog
 from arena.planner.implementation import Implementation
 from arena.planner.model import model_cost
 from arena.planner.profile_files import (
+    LayerRow,
     is_sailor_profile,
     read_profile,
     read_sailor_profile,
@@ -288,3 +289,10 @@ def test_noise_never_makes_more_samples_faster(times: dict[int, float], asked: l
         assert np.all(np.diff(found) >= -1e-12)
         assert np.all(found >= least * (1 - 1e-12))
         assert np.all(found <= max(times.values()) * 2)
+
+
+@pytest.mark.parametrize("value", [True, "0.01", None, [0.01]])
+def test_a_time_is_a_number_and_nothing_that_looks_like_one(value: object) -> None:
+    with pytest.raises(ValueError, match="forward_s"):
+        LayerRow.model_validate({"layer": 1, "micro_batch_size": 1, "forward_s": value, "backward_s": 0.01})
+    LayerRow.model_validate({"layer": 1, "micro_batch_size": 1, "forward_s": 1, "backward_s": 0.01})

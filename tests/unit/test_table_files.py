@@ -108,3 +108,11 @@ def test_only_the_first_mistakes_are_told() -> None:
         parse_table(f"{HEAD}\n{rows}\n", source="t.csv")
     assert len(error.value.what.splitlines()) == 6
     assert error.value.what.endswith("and 45 more")
+
+
+def test_a_csv_table_whose_last_line_does_not_end_may_be_cut() -> None:
+    whole = "workload,global_batch,group,step_time_s\nnet__1B,8,cpu 1,6.15\n"
+    assert parse_table(whole, source="t.csv").iter_time_s
+    for length in range(whole.index("\n") + 2, len(whole)):
+        with pytest.raises(SpecError, match="last line does not end"):
+            parse_table(whole[:length], source="t.csv")
