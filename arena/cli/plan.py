@@ -105,9 +105,9 @@ def plan(app: App, job: str, **options: Any) -> int | None:
     arena plan job.yaml --cluster cluster.yaml --explain 'dp2 tp4 pp1 mb1'
     """  # noqa: D301 - click wants the backspace itself
     if options["png"] is not None:
-        from arena.cli.plan_heatmap import check_matplotlib
+        from arena.cli.drawing import check_matplotlib
 
-        check_matplotlib()
+        check_matplotlib("--png", instead="use --json")
         if options["plan"] is not None:
             raise UserError("--png draws a grid, --explain has none", fix="give one of them")
     asked = _asked(job, options)

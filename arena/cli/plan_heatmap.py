@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,10 @@ from arena.cli.plan_grid import Goal, PricedCell, Work
 from arena.cli.plan_tables import number_text
 from arena.cli.whole_files import write_whole
 from arena.domain.allocation import GpuGroup
-from arena.errors import UserError
 
 _TEXTS_MAX = 240
 _LEVEL_LABELS_MAX = 24
 _INCHES_PER_COUNT, _INCHES_MAX = 0.55, 40.0
-
-
-def check_matplotlib() -> None:
-    """Refuse to draw where the library is missing, before anything is planned.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    try:
-        found = find_spec("matplotlib") is not None
-    except ValueError:  # the import system was told that there is none
-        found = False
-    if not found:
-        raise UserError(
-            "--png needs matplotlib, which is not installed",
-            fix="install it with pip install 'arena-sched[report]', or use --json",
-        )
 
 
 def write_heatmap(path: str, rows: Sequence[PricedCell], groups: Iterable[GpuGroup], *, work: Work, goal: Goal) -> None:

@@ -167,9 +167,9 @@ def _directory(options: dict[str, Any]) -> Path | None:
     if options["out"] is None:
         return None
     if not options["no_report"]:
-        from arena.cli.replay_pictures import check_matplotlib
+        from arena.cli.drawing import check_matplotlib
 
-        check_matplotlib()
+        check_matplotlib("a report", instead="add --no-report")
     path = Path(options["out"])
     if path.exists() and not path.is_dir():
         raise UserError(f"--out {options['out']} is a file", fix="name a directory")

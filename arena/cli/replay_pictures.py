@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from arena.cli.replay_results import Study
 from arena.cli.replay_runs import Document
-from arena.errors import UserError
 from arena.units import HOUR_S
 
 _CDF_POINTS_MAX = 1_000
@@ -20,23 +18,6 @@ _WIDTH = 9.0
 _JOB_COLOURS = 20
 _CHARACTERS_ACROSS, _LABEL_MIN, _JOB_ID_SHOWN = 170, 6, 10
 """Small characters across the picture, the fewest that say something, and those of a job's id."""
-
-
-def check_matplotlib() -> None:
-    """Refuse to report where the library is missing, before anything is run.
-
-    Raises:
-        UserError: matplotlib is not installed.
-    """
-    try:
-        found = find_spec("matplotlib") is not None
-    except ValueError:  # the import system was told that there is none
-        found = False
-    if not found:
-        raise UserError(
-            "a report needs matplotlib, which is not installed",
-            fix="install it with pip install 'arena-sched[report]', or add --no-report",
-        )
 
 
 def cdf_png(study: Study) -> bytes:
