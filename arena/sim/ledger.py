@@ -37,7 +37,7 @@ class JobOutcome:
 
     @property
     def queued_s(self) -> float:
-        """From submission to the first step, or to the end of a job that never ran."""
+        """From submission to the first launch, or to the end of a job that never had one."""
         started = self.ended_at_s if self.first_started_at_s is None else self.first_started_at_s
         return started - self.submitted_at_s
 
@@ -83,11 +83,6 @@ class Ledger:
         for job in step.jobs:
             if job.state.is_terminal:
                 self._job(job)
-
-    @property
-    def open_jobs(self) -> tuple[JobId, ...]:
-        """Jobs that had an attempt and have not ended."""
-        return tuple(self._accounts)
 
     def _attempt(self, attempt: AttemptRecord, at_s: float) -> None:
         account = self._accounts.setdefault(attempt.job_id, _Account())
