@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +14,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a disk, or what may be written to it, is full."""
 
 
-def write_whole(path: Path, data: bytes, *, fix: str) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes], *, fix: str) -> None:
     """Write a file aside and rename it; what is no regular file, e.g. a device, is written as it is.
+
+    Args:
+        data: All of it, or its parts in order; where one cannot be made, there is no file.
 
     Raises:
         ResourceExhaustedError: The disk is full.
@@ -25,14 +29,18 @@ def write_whole(path: Path, data: bytes, *, fix: str) -> None:
     else:
         aside = path.with_name(f".{path.name}.{os.getpid()}") if path.name else path
     try:
-        aside.write_bytes(data)
+        with aside.open("wb") as file:
+            for part in (data,) if isinstance(data, bytes) else data:
+                file.write(part)
         if aside != path:
             aside.replace(path)
-    except OSError as error:
+    except BaseException as error:
         if aside != path:
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
-        raise writing_error(path, error, fix=fix) from error
+        if isinstance(error, OSError):
+            raise writing_error(path, error, fix=fix) from error
+        raise
 
 
 def writing_error(path: Path, error: OSError, *, fix: str) -> ArenaError:

@@ -20,7 +20,8 @@ from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, Pr
 from arena.errors import ArenaError
 from arena_traces.defects import RULES, Defect, Treatment
 from arena_traces.formats import FORMATS
-from arena_traces.formats.event_log import LogJob, log_job, log_lines
+from arena_traces.formats.event_log import LogJob
+from arena_traces.formats.log_writing import log_job, log_lines
 from arena_traces.mapping import default_mapping, with_workloads
 from arena_traces.parts import first_jobs, from_zero, with_offered_load
 from arena_traces.reading import read_trace
@@ -114,7 +115,12 @@ few = settings(max_examples=30, deadline=None, suppress_health_check=[HealthChec
 
 
 def log_of(entries: Sequence[tuple[JobRecord, list[AttemptRecord]]]) -> bytes:
-    return "".join(log_lines(entries, exported_at_s=1e10)).encode()
+    return "".join(log_lines(map(logged, entries), exported_at_s=1e10)).encode()
+
+
+def logged(entry: tuple[JobRecord, list[AttemptRecord]]) -> LogJob:
+    job, attempts = entry
+    return log_job(job, job.spec, attempts)
 
 
 def row_count(content: bytes) -> int:
@@ -188,7 +194,7 @@ def test_no_format_crashes_on_what_is_not_its_own(name: str, content: bytes) -> 
 def test_what_a_log_says_of_jobs_is_read_back(entries: list[tuple[JobRecord, list[AttemptRecord]]]) -> None:
     # Not splitlines: it also cuts at other ends of lines, which a name may hold.
     lines = log_of(entries).split(b"\n")[1:-2]
-    assert [LogJob.model_validate_json(line) for line in lines] == [log_job(*entry) for entry in entries]
+    assert [LogJob.model_validate_json(line) for line in lines] == list(map(logged, entries))
 
 
 @few

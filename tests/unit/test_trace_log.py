@@ -13,7 +13,7 @@ from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, Progress
 from arena.domain.trace import TraceOutcome
 from arena_traces.defects import Defect, TraceError
-from arena_traces.formats.event_log import log_lines
+from arena_traces.formats.log_writing import log_job, log_lines
 from arena_traces.reading import read_trace
 from tests.builders import command_spec, job_record, train_spec
 from tests.trace_files import written
@@ -45,7 +45,10 @@ def attempt(
 
 
 def logged(path: Path, *jobs: tuple[JobRecord, list[AttemptRecord]]) -> Path:
-    return written(path, "".join(log_lines(jobs, exported_at_s=NOW_S, arena_version="0.1.0")).encode())
+    lines = log_lines(
+        (log_job(job, job.spec, attempts) for job, attempts in jobs), exported_at_s=NOW_S, arena_version="0.1.0"
+    )
+    return written(path, "".join(lines).encode())
 
 
 @pytest.fixture

@@ -1,0 +1,148 @@
+"""``arena export``: what a scheduler did with its jobs, as a trace that ``arena replay`` reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from arena.cli.app import App, command
+from arena.cli.quoting import quoted
+from arena.cli.whole_files import write_whole
+from arena.domain.job import JobId
+from arena.rpc.version import software_version
+
+if TYPE_CHECKING:
+    from arena.client import ArenaClient
+    from arena_traces.formats.event_log import LogJob
+
+Advance = Callable[[], None]
+
+
+@command(short_help="What the scheduler ran, as a trace for `arena replay`.")
+@click.option("-o", "--out", metavar="FILE", help="Write it there, whole or not at all; else to standard output.")
+@click.option("--user", help="Only jobs of this user.")
+@click.option("--project", help="Only jobs of this project.")
+def export(app: App, *, out: str | None, user: str | None, project: str | None) -> None:
+    """Write every job with its specification, its attempts and its end, in Arena's own format (arena-log).
+
+    \b
+    arena export -o july.jsonl
+    arena replay july.jsonl --cluster cluster.yaml --policy fcfs,elastic
+
+    Jobs of others are left out, and counted, unless you are an admin. The environment of commands is left out: it may
+    hold secrets. With --out, --json tells what was written; without, the log itself is JSON.
+    """  # noqa: D301 - click wants the backspace itself
+    with app.client() as client:
+        export = _Export.begun(client, user=user, project=project)
+        with _progress(app, export.job_count) as advance:
+            lines = export.lines(advance)
+            if out is None:
+                for line in lines:
+                    app.out.raw(line)
+            else:
+                write_whole(Path(out), (line.encode() for line in lines), fix="name another --out")
+    _tell(app, export, out)
+
+
+def _tell(app: App, export: _Export, out: str | None) -> None:
+    if out is not None and app.out.json_mode:
+        app.out.document(
+            file=out,
+            format="arena-log",
+            exported_at_s=export.exported_at_s,
+            job_count=export.written_count,
+            live_count=export.live_count,
+            hidden_count=export.hidden_count,
+        )
+        return
+    text = f"{export.written_count:,} jobs, {export.live_count:,} of them not over"
+    if export.hidden_count:
+        text += f"; {export.hidden_count:,} of others left out, which an admin may see"
+    if out is not None:
+        app.out.line(f"{quoted(out)}: {text}")
+    elif not app.out.json_mode:
+        click.echo(text, err=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Export:
+    """An export on its way.
+
+    Jobs that are not over are asked for first, and the instant of the export is taken right after them: no job then has
+    a time beyond it, and what the rest was like does not change any more.
+
+    Args:
+        live: Jobs that were not over when the export began.
+        ended: Jobs that were.
+
+    Attributes:
+        written_count, live_count, hidden_count: So far; the second are those written that are not over, the last
+            those of others.
+    """
+
+    client: ArenaClient
+    live: tuple[JobId, ...]
+    ended: tuple[JobId, ...]
+    exported_at_s: float = field(default=0.0, init=False)
+    written_count: int = field(default=0, init=False)
+    live_count: int = field(default=0, init=False)
+    hidden_count: int = field(default=0, init=False)
+
+    @classmethod
+    def begun(cls, client: ArenaClient, *, user: str | None, project: str | None) -> _Export:
+        """List the jobs."""
+        live: list[JobId] = []
+        ended: list[JobId] = []
+        for job in client.jobs(user=user, project=project):
+            (ended if job.state.is_terminal else live).append(job.job_id)
+        return cls(client=client, live=tuple(live), ended=tuple(reversed(ended)))
+
+    @property
+    def job_count(self) -> int:
+        """Jobs to be asked for."""
+        return len(self.live) + len(self.ended)
+
+    def lines(self, advance: Advance) -> Iterator[str]:
+        """Yield the log; ``advance`` is called for each job that is there."""
+        from arena_traces.formats.log_writing import log_lines
+
+        live = list(self._logged(self.live, advance))
+        self.exported_at_s = self.client.status(job_count_max=1).now_s
+        yield from log_lines(
+            self._counted(live, advance), exported_at_s=self.exported_at_s, arena_version=software_version()
+        )
+
+    def _counted(self, live: list[LogJob], advance: Advance) -> Iterator[LogJob]:
+        yield from live
+        yield from self._logged(self.ended, advance)
+
+    def _logged(self, job_ids: tuple[JobId, ...], advance: Advance) -> Iterator[LogJob]:
+        from arena_traces.formats.log_writing import log_job
+
+        for job_id in job_ids:
+            found = self.client.job(job_id)
+            advance()
+            if found.job.spec is None:
+                self.hidden_count += 1
+                continue
+            self.written_count += 1
+            self.live_count += not found.job.state.is_terminal
+            yield log_job(found.job, found.job.spec, found.attempts)
+
+
+@contextmanager
+def _progress(app: App, total: int) -> Iterator[Advance]:
+    """Show how many jobs are there, to a person who does not see the log itself go by."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    is_shown = not app.out.json_mode and sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as bar:
+        task = bar.add_task("exporting", total=total)
+        yield lambda: bar.advance(task)
