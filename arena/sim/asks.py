@@ -202,9 +202,18 @@ def replay_jobs(jobs: Sequence[Asked], *, is_rigid: bool, lengths: Lengths) -> I
             job_id=job.job_id,
             submitted_at_s=job.submitted_at_s,
             spec=_told(asked, is_rigid=is_rigid, lengths=lengths),
-            fate=Fate(step_count=asked.step_count, is_cancelled=job.outcome is TraceOutcome.CANCELLED),
+            fate=_fate(asked),
             user=job.user or "trace",
         )
+
+
+def _fate(asked: Asked) -> Fate:
+    outcome = asked.job.outcome
+    return Fate(
+        step_count=asked.step_count,
+        is_cancelled=outcome is TraceOutcome.CANCELLED,
+        is_failed=outcome is TraceOutcome.FAILED,
+    )
 
 
 def _told(asked: Asked, *, is_rigid: bool, lengths: Lengths) -> JobSpec:

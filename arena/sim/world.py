@@ -40,6 +40,9 @@ ENDS_AFTER = 1
 ARRIVALS_LAST = 2
 """At one instant departures come before arrivals, so that who arrives finds the devices free."""
 
+FAILED_FOR_GOOD = "data"
+"""What a worker calls an error that a repetition cannot mend."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
@@ -48,10 +51,12 @@ class Fate:
     Args:
         step_count: Its last step; None when it ends only by its user.
         is_cancelled: Whether its user then kills it, instead of its being finished.
+        is_failed: Whether it then fails by itself, for good.
     """
 
     step_count: int | None
     is_cancelled: bool = False
+    is_failed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,11 +83,11 @@ class SimWorld:
     """Carries out commands by scheduling the events that answer them.
 
     A modelled job steps at the pace its estimate says, saves as often as it is told and when it is asked to stop, and
-    ends as its fate says.
+    ends as its fate says. One that may be laid out is profiled before it gets its first grid.
 
     Args:
         kernel: Virtual time, shared with the run.
-        grids: Makes the grids, at once.
+        grids: Makes the grids, at once but for the profile.
         costs: Durations of the modelled agents.
         attempts: Looks up a live attempt.
         fates: How jobs really go; who is missing ends at the limit of its specification.
@@ -95,6 +100,7 @@ class SimWorld:
     fates: Mapping[JobId, Fate] = field(default_factory=dict)
     _runs: dict[AttemptId, _Run] = field(default_factory=dict)
     _durable: dict[JobId, int] = field(default_factory=dict)
+    _profiled_at_s: dict[JobId, float] = field(default_factory=dict)
 
     def send(self, command: Command) -> None:
         """Start carrying out a command."""
@@ -104,7 +110,8 @@ class SimWorld:
             case StopAttempt():
                 self._stop(command)
             case BuildGrid():
-                self.kernel.push(self.kernel.now_s, self._grid(command.job_id, command.spec, command.shape))
+                at_s = self._profiled_s(command.job_id, command.spec)
+                self.kernel.push(at_s, self._grid(command.job_id, command.spec, command.shape))
             case AcknowledgeEnd() | AnswerRegistration():
                 pass
 
@@ -112,7 +119,7 @@ class SimWorld:
         """Kill what runs on a node without a word, as a power cut does; its peers elsewhere die of it."""
         now_s = self.kernel.now_s
         for run in [run for run in self._runs.values() if node_id in run.nodes]:
-            if run.saving_since_s is None or now_s < run.saving_since_s + self.costs.save_s:
+            if run.saving_since_s is None or now_s < run.saving_since_s + self._saving_s(run):
                 self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
             self._forget(run)
             run.nodes.remove(node_id)
@@ -125,6 +132,17 @@ class SimWorld:
     def forget_job(self, job_id: JobId) -> None:
         """Forget a job that is over, so that memory does not grow with the trace."""
         self._durable.pop(job_id, None)
+        self._profiled_at_s.pop(job_id, None)
+
+    def _profiled_s(self, job_id: JobId, spec: JobSpec) -> float:
+        """Return when a grid can be made: a profile is made once, however often the cluster changes."""
+        now_s = self.kernel.now_s
+        if not self.costs.profile_s or spec.command is not None:
+            return now_s
+        return max(self._profiled_at_s.setdefault(job_id, now_s + self.costs.profile_s), now_s)
+
+    def _saving_s(self, run: _Run) -> float:
+        return self.costs.saving_s(run.spec, run.attempt.group)
 
     def _grid(self, job_id: JobId, spec: JobSpec, shape: ClusterShape) -> Event:
         try:
@@ -178,6 +196,12 @@ class SimWorld:
             wish = JobWishChanged(job_id=run.attempt.job_id, wish="cancel", by=run.spec.user or "its user")
             run.pending.append(self.kernel.push(at_s, wish, priority=REPORTS_FIRST))
             return
+        if fate.is_failed:
+            # What it did until then is no loss of the scheduler's, so it counts as kept.
+            saved = CheckpointSaved(step=last_step, name=f"step-{last_step}", size_bytes=0, save_s=0.0)
+            self._report(run, at_s, saved)
+            self._end(run, at_s + self.costs.exit_s, EndKind.FAILED, error_code=FAILED_FOR_GOOD)
+            return
         self._report(run, at_s, Finished(step=last_step, loss=None, output=None))
         self._end(run, at_s + self.costs.exit_s, EndKind.FINISHED)
 
@@ -195,8 +219,9 @@ class SimWorld:
         self._durable[run.attempt.job_id] = step
         # Until it is over it is one of those that run: a node that is lost in the meantime takes the checkpoint along.
         self._runs[command.attempt_id], run.saving_since_s = run, now_s
-        saved_at_s = now_s + self.costs.save_s
-        saved = CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=self.costs.save_s)
+        save_s = self._saving_s(run)
+        saved_at_s = now_s + save_s
+        saved = CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=save_s)
         self._report(run, saved_at_s, saved)
         self._report(run, saved_at_s, Stopped(step=step, durable_step=step))
         self._end(run, saved_at_s + self.costs.exit_s, EndKind.STOPPED)
@@ -208,10 +233,10 @@ class SimWorld:
             self.kernel.cancel(entry)
         run.pending.clear()
 
-    def _end(self, run: _Run, at_s: float, kind: EndKind) -> None:
+    def _end(self, run: _Run, at_s: float, kind: EndKind, *, error_code: str = "") -> None:
         name = run.attempt.attempt_id
         for node_id in run.nodes:
-            end = NodeEnd(node_id=node_id, kind=kind)
+            end = NodeEnd(node_id=node_id, kind=kind, error_code=error_code)
             self._push(run, at_s, AttemptEnded(node_id=node_id, attempt_id=name, end=end), priority=ENDS_AFTER)
 
     def _report(self, run: _Run, at_s: float, report: WorkerReport) -> None:
