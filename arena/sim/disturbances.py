@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +21,47 @@ from arena.domain.launch import NodeId
 from arena.errors import UserError
 
 Timed = tuple[float, Event]
+FAILED = "it failed"
+RECLAIMED = "it was taken back"
+
+
+class Disturbance(Protocol):
+    """Something that happens to nodes, each of which is there at the beginning."""
+
+    def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[Timed]:
+        """Yield what happens, in order of time."""
+        ...
+
+
+def merged(disturbances: Sequence[Disturbance], nodes: Sequence[NodeInfo], from_s: float) -> Iterator[Timed]:
+    """Yield what happens to nodes of all causes together.
+
+    A node is lost with the first cause and back when the last is gone; what happens to it in between is not to be seen.
+    """
+    streams = [_named(index, one.events(nodes, from_s)) for index, one in enumerate(disturbances)]
+    causes: dict[NodeId, set[int]] = {node.node_id: set() for node in nodes}
+    lives = {node.node_id: 1 for node in nodes}
+    for at_s, index, event in heapq.merge(*streams, key=lambda named: named[0]):
+        match event:
+            case NodeDisconnected(node_id=node_id):
+                if not causes[node_id]:
+                    yield at_s, replace(event, incarnation=str(lives[node_id]))
+                causes[node_id].add(index)
+            case NodeRegistered(info=info):
+                causes[info.node_id].discard(index)
+                if not causes[info.node_id]:
+                    lives[info.node_id] += 1
+                    yield at_s, NodeRegistered(info=_reborn(info, lives[info.node_id]))
+            case _:
+                yield at_s, event
+
+
+def _named(index: int, events: Iterator[Timed]) -> Iterator[tuple[float, int, Event]]:
+    return ((at_s, index, event) for at_s, event in events)
+
+
+def _instant(timed: Timed) -> float:
+    return timed[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +72,14 @@ class Failures:
         mean_uptime_s: Of one node, from registration to failure.
         mean_repair_s: From failure to registration.
         seed: Of the draws; each node has a stream of its own, so that a node more changes nothing for the others.
+        gpu_type, zone: Only nodes of these; None: of all.
     """
 
     mean_uptime_s: float
     mean_repair_s: float
     seed: int
+    gpu_type: str | None = None
+    zone: str | None = None
 
     def __post_init__(self) -> None:
         if self.mean_uptime_s <= 0 or self.mean_repair_s <= 0:
@@ -40,8 +87,11 @@ class Failures:
 
     def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[Timed]:
         """Yield losses and returns without end."""
-        streams = [self._of_node(node, from_s) for node in nodes]
-        yield from heapq.merge(*streams, key=lambda timed: timed[0])
+        streams = [self._of_node(node, from_s) for node in nodes if self._breaks(node)]
+        yield from heapq.merge(*streams, key=_instant)
+
+    def _breaks(self, node: NodeInfo) -> bool:
+        return self.gpu_type in {None, node.gpu_type} and self.zone in {None, node.zone}
 
     def _of_node(self, node: NodeInfo, from_s: float) -> Iterator[Timed]:
         name = int.from_bytes(hashlib.sha256(node.node_id.encode()).digest()[:8], "big")
@@ -49,7 +99,7 @@ class Failures:
         at_s, life = from_s, 1
         while True:
             at_s += float(draws.exponential(self.mean_uptime_s))
-            yield at_s, _lost(node, life, "it failed")
+            yield at_s, _lost(node, life, FAILED)
             at_s += float(draws.exponential(self.mean_repair_s))
             life += 1
             yield at_s, NodeRegistered(info=_reborn(node, life))
@@ -74,12 +124,14 @@ class Reclaims:
     """Lent nodes by a trace of their availability.
 
     Args:
-        changes: In order of time.
+        changes: In order of time; what changes before the nodes register is so from the beginning, without grace.
         grace_s: From the word that a node is asked back, when it takes no more work, until it is gone.
+        repeat_every_s: After so long the changes come again, and again; None: once.
     """
 
     changes: tuple[Availability, ...]
     grace_s: float
+    repeat_every_s: float | None = None
 
     def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[Timed]:
         """Yield warnings, losses and returns.
@@ -97,24 +149,31 @@ class Reclaims:
         changes: dict[NodeId, list[Availability]] = {}
         for change in self.changes:
             changes.setdefault(change.node_id, []).append(change)
-        streams = (self._of_node(known[name], changes[name]) for name in sorted(changes))
-        yield from heapq.merge(*streams, key=lambda timed: timed[0])
+        streams = (self._of_node(known[name], changes[name], from_s) for name in sorted(changes))
+        yield from heapq.merge(*streams, key=_instant)
 
-    def _of_node(self, node: NodeInfo, changes: Sequence[Availability]) -> Iterator[Timed]:
-        is_there, life, free_at_s = True, 1, -np.inf
-        for change in changes:
-            if change.is_there == is_there:
+    def _of_node(self, node: NodeInfo, changes: Sequence[Availability], from_s: float) -> Iterator[Timed]:
+        is_there, life, gone_at_s = True, 1, -math.inf
+        for at_s, comes in self._repeated(changes):
+            if comes == is_there:
                 continue
-            is_there = change.is_there
+            is_there = comes
             if not is_there:
-                yield change.at_s, NodeDrainChanged(node_id=node.node_id, drain=True, by="its lender", why="asked back")
-                free_at_s = change.at_s + self.grace_s
-                yield free_at_s, _lost(node, life, "it was taken back")
+                gone_at_s = at_s + self.grace_s if at_s > from_s else from_s
+                drain = NodeDrainChanged(node_id=node.node_id, drain=True, by="its lender", why="asked back")
+                yield max(at_s, from_s), drain
+                yield gone_at_s, _lost(node, life, RECLAIMED)
             else:
                 # Lent again within the grace: it comes back once it is gone.
-                back_at_s, life = max(change.at_s, free_at_s), life + 1
+                back_at_s, life = max(at_s, gone_at_s), life + 1
                 yield back_at_s, NodeRegistered(info=_reborn(node, life))
                 yield back_at_s, NodeDrainChanged(node_id=node.node_id, drain=False, by="its lender")
+
+    def _repeated(self, changes: Sequence[Availability]) -> Iterator[tuple[float, bool]]:
+        yield from ((one.at_s, one.is_there) for one in changes)
+        if self.repeat_every_s is not None:
+            for turn in itertools.count(1):
+                yield from ((one.at_s + turn * self.repeat_every_s, one.is_there) for one in changes)
 
 
 def _lost(node: NodeInfo, life: int, why: str) -> NodeDisconnected:

@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
 from arena.domain.events import Event, JobSubmitted, NodeRegistered
@@ -18,6 +17,7 @@ from arena.engine.ports import Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
+from arena.sim.disturbances import Disturbance, merged
 from arena.sim.kernel import Kernel
 from arena.sim.ledger import Ledger
 from arena.sim.run import HORIZON_S, Simulation
@@ -55,14 +55,6 @@ class ReplayJob:
     spec: JobSpec
     fate: Fate
     user: str = "trace"
-
-
-class Disturbance(Protocol):
-    """Something that happens to nodes (see ``arena.sim.disturbances``)."""
-
-    def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[tuple[float, Event]]:
-        """Yield what happens, in order of time."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +121,8 @@ class Replay:
         """Yield all that comes from outside, in order of time; nodes first."""
         nodes = list(nodes_of(self.shape))
         yield from ((begins_s, NodeRegistered(info=info)) for info in nodes)
-        streams = [self._arrivals(jobs), *(one.events(nodes, begins_s) for one in self.disturbances)]
-        yield from heapq.merge(*streams, key=lambda timed: timed[0])
+        disturbed = merged(self.disturbances, nodes, begins_s)
+        yield from heapq.merge(self._arrivals(jobs), disturbed, key=lambda timed: timed[0])
 
     def _arrivals(self, jobs: Sequence[ReplayJob]) -> Iterator[tuple[float, Event]]:
         for job in sorted(jobs, key=lambda job: job.submitted_at_s):

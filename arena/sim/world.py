@@ -119,9 +119,10 @@ class SimWorld:
         """Kill what runs on a node without a word, as a power cut does; its peers elsewhere die of it."""
         now_s = self.kernel.now_s
         for run in [run for run in self._runs.values() if node_id in run.nodes]:
-            if run.saving_since_s is None or now_s < run.saving_since_s + self._saving_s(run):
-                self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+            is_saved = run.saving_since_s is not None and now_s >= run.saving_since_s + self._saving_s(run)
             self._forget(run)
+            if not is_saved:
+                self._keep_saved(run, now_s)
             run.nodes.remove(node_id)
             self._end(run, now_s + self.costs.exit_s, EndKind.FAILED)
 
@@ -143,6 +144,12 @@ class SimWorld:
 
     def _saving_s(self, run: _Run) -> float:
         return self.costs.saving_s(run.spec, run.attempt.group)
+
+    def _keep_saved(self, run: _Run, now_s: float) -> None:
+        """Have a job go on from its last checkpoint, of which the engine was told when it was written."""
+        step = self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+        if step > run.began_step:
+            self._report(run, now_s, CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=0.0))
 
     def _grid(self, job_id: JobId, spec: JobSpec, shape: ClusterShape) -> Event:
         try:

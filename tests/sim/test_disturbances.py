@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arena.domain.cluster import ClusterShape
+from arena.domain.cluster import ClusterShape, NodeInfo
 from arena.domain.events import Event, NodeDisconnected, NodeDrainChanged, NodeRegistered
 from arena.domain.launch import NodeId
 from arena.domain.records import JobState
 from arena.errors import UserError
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart
-from arena.sim.disturbances import Availability, Failures, Reclaims
+from arena.sim.disturbances import Availability, Disturbance, Failures, Reclaims, merged
 from arena.sim.ledger import JobOutcome
-from arena.sim.replay import REPLAY_CONFIG, Disturbance, Replay, ReplayJob, nodes_of
+from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob, nodes_of
 from tests.builders import shape
 from tests.sim.test_replay import FREE, job, table
 
@@ -84,8 +85,8 @@ def test_a_lent_node_takes_no_work_in_its_grace_and_works_again_when_it_is_back(
         Availability(at_s=100.0, node_id=NODE, is_there=False),
         Availability(at_s=400.0, node_id=NODE, is_there=True),
     )
-    lent = Reclaims(changes=changes, grace_s=50.0)
-    found = ends(job("a", 0.0, 60), job("b", 120.0, 30), nodes=1, disturbance=lent)
+    away = Reclaims(changes=changes, grace_s=50.0)
+    found = ends(job("a", 0.0, 60), job("b", 120.0, 30), nodes=1, disturbance=away)
     assert found == {"a": 60.0, "b": 430.0}
 
 
@@ -105,9 +106,9 @@ def test_words_come_in_order_and_a_node_lent_again_within_its_grace_goes_first()
 
 
 def test_an_unknown_node_in_the_trace_is_named() -> None:
-    lent = Reclaims(changes=(Availability(at_s=1.0, node_id=NodeId("n9"), is_there=False),), grace_s=0.0)
+    away = Reclaims(changes=(Availability(at_s=1.0, node_id=NodeId("n9"), is_there=False),), grace_s=0.0)
     with pytest.raises(UserError, match="n9"):
-        list(lent.events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0))
+        list(away.events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0))
 
 
 def test_a_node_more_changes_nothing_for_the_others() -> None:
@@ -157,6 +158,92 @@ def test_whatever_fails_every_job_ends(seed: int, policy: str, uptime_s: float) 
         grids=GRIDS,
         costs=replace(FREE, start_s=1.0, save_s=2.0, exit_s=0.5),
         disturbances=(Failures(mean_uptime_s=uptime_s, mean_repair_s=60.0, seed=seed),),
+        config=replace(REPLAY_CONFIG, quarantine_after=1_000_000),
+        check=True,
+    )
+    assert {one.state for one in replay.run(jobs).outcomes} == {JobState.SUCCEEDED}
+
+
+def lent(*changes: tuple[float, bool], grace_s: float = 0.0, **fields: float) -> Reclaims:
+    made = tuple(Availability(at_s=at_s, node_id=NODE, is_there=is_there) for at_s, is_there in changes)
+    return Reclaims(changes=made, grace_s=grace_s, **fields)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A node that is broken from one instant to another."""
+
+    from_s: float
+    to_s: float
+
+    def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[tuple[float, Event]]:
+        yield self.from_s, NodeDisconnected(node_id=NODE, incarnation="1", why="broken")
+        yield self.to_s, NodeRegistered(info=replace(nodes[0], incarnation="2"))
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (Broken(100.0, 200.0), [(100.0, "lost 1"), (200.0, "back 2"), (300.0, "lost 2"), (400.0, "back 3")]),
+        (Broken(250.0, 350.0), [(250.0, "lost 1"), (400.0, "back 2")]),
+        (Broken(350.0, 500.0), [(300.0, "lost 1"), (500.0, "back 2")]),
+        (Broken(310.0, 320.0), [(300.0, "lost 1"), (400.0, "back 2")]),
+    ],
+)
+def test_a_node_is_lost_with_the_first_cause_and_back_with_the_last(
+    broken: Broken, expected: list[tuple[float, str]]
+) -> None:
+    nodes = list(nodes_of(shape(("cpu", 1, 1))))
+    found = []
+    for at_s, event in merged((broken, lent((300.0, False), (400.0, True))), nodes, 0.0):
+        match event:
+            case NodeDisconnected():
+                found.append((at_s, f"lost {event.incarnation}"))
+            case NodeRegistered():
+                found.append((at_s, f"back {event.info.incarnation}"))
+            case _:
+                pass
+    assert found == expected
+
+
+def test_a_node_that_is_not_there_at_the_beginning_takes_no_job() -> None:
+    """The only node comes at 40 s; before, nobody is asked to give it back."""
+    assert ends(job("a", 0.0, 10), nodes=1, disturbance=lent((-1.0, False), (40.0, True), grace_s=30.0)) == {"a": 50.0}
+
+
+def test_what_repeats_goes_on_for_ever() -> None:
+    events = lent((10.0, False), (20.0, True), repeat_every_s=100.0).events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0)
+    lost = [at_s for at_s, event in islice(events, 40) if isinstance(event, NodeDisconnected)]
+    assert lost == [10.0 + 100.0 * turn for turn in range(10)]
+
+
+def test_a_job_that_loses_its_node_often_goes_on_as_long_as_it_gets_on() -> None:
+    """Every 300 s the node is away for 10: 200 of 290 steps are kept; the budget of three counts without progress."""
+    away = lent((290.0, False), (300.0, True), repeat_every_s=300.0)
+    (outcome,) = outcomes_of(job("a", 0.0, 2000), nodes=1, disturbance=away)
+    assert outcome.restart_count == 9
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    policy=st.sampled_from(["fcfs", "elastic", "arena-greedy"]),
+    grace_s=st.sampled_from([0.0, 30.0, 200.0]),
+)
+def test_failures_and_reclaims_together_leave_every_job_its_end(seed: int, policy: str, grace_s: float) -> None:
+    jobs = [
+        job(f"j{index}", 40.0 * index, 150, retry={"restarts_max": 10_000, "launch_failures_max": 10_000})
+        for index in range(6)
+    ]
+    replay = Replay(
+        shape=shape(("cpu", 1, 3)),
+        policy=make_policy(policy),
+        grids=GRIDS,
+        costs=replace(FREE, start_s=1.0, save_s=2.0, exit_s=0.5),
+        disturbances=(
+            Failures(mean_uptime_s=400.0, mean_repair_s=60.0, seed=seed),
+            lent((100.0, False), (180.0, True), grace_s=grace_s, repeat_every_s=250.0),
+        ),
         config=replace(REPLAY_CONFIG, quarantine_after=1_000_000),
         check=True,
     )
