@@ -76,6 +76,7 @@ def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset())
         places=state.places,
         checkpoint_root=draft.config.checkpoint_root,
         restart_s=state.restart_s,
+        history=state.lengths,
     )
 
 

@@ -106,6 +106,7 @@ class Draft:
         self.update(jobs=jobs.delete(job.job_id) if job.state.is_terminal else jobs.set(job.job_id, job))
         if job.state.is_terminal:
             self._forget_job(job.job_id)
+            self.update(lengths=self._state.lengths.after(job))
         self.refresh_queue(job, before)
         self.refresh_holding(job.job_id)
 

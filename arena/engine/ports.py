@@ -14,6 +14,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.commands import Command
 from arena.domain.events import Event
 from arena.domain.grid import Grid
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
 from arena.policies.base import Decision
@@ -71,6 +72,7 @@ class Restored:
         history_index: Index of the last history entry.
         decision_index: Index of the last decision.
         last_at_s: Greatest instant on record; the clock must not fall behind it.
+        lengths: What jobs that ended have taught about lengths.
     """
 
     jobs: tuple[JobRecord, ...] = ()
@@ -80,6 +82,7 @@ class Restored:
     history_index: int = 0
     decision_index: int = 0
     last_at_s: float = 0.0
+    lengths: LengthHistory = field(default_factory=LengthHistory)
 
 
 class Store(Protocol):

@@ -12,6 +12,7 @@ from immutables import Map
 
 from arena.domain.cluster import ClusterShape, NodePool, NodeState
 from arena.domain.grid import Grid
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
@@ -43,6 +44,7 @@ class ClusterState:
         reasons: Why the jobs it looked at wait or stay.
         restart_s: Cost of a reconfiguration: assumed until ``restart_sample_count`` were measured, then their
             moving average.
+        lengths: What jobs that ended have taught about lengths.
     """
 
     jobs: Map[JobId, JobRecord] = field(default_factory=Map)
@@ -69,6 +71,7 @@ class ClusterState:
     reasons: Mapping[JobId, tuple[Reason, ...]] = field(default_factory=dict)
     restart_s: float = 10.0
     restart_sample_count: int = 0
+    lengths: LengthHistory = field(default_factory=LengthHistory)
 
 
 def pool_of(node: NodeRecord) -> Pool:
@@ -163,5 +166,6 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
         shape=shape_of(nodes),
         history_index=restored.history_index,
         decision_index=restored.decision_index,
+        lengths=restored.lengths,
         restart_s=restart_s,
     )

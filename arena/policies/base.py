@@ -9,6 +9,7 @@ from typing import Protocol
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Estimate, Grid
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.parallel import ParallelPlan
@@ -50,6 +51,7 @@ class Snapshot:
         places: Checkpoint places seen by each node.
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
         checkpoint_root: Place of the jobs that name none; empty when unknown.
+        history: What jobs that ended have taught about lengths.
     """
 
     now_s: float
@@ -63,6 +65,7 @@ class Snapshot:
     places: Mapping[NodeId, Mapping[str, str]] = field(default_factory=dict)
     restart_s: float = 10.0
     checkpoint_root: str = ""
+    history: LengthHistory = field(default_factory=LengthHistory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

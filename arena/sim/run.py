@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from arena.domain.events import Event, NodeDisconnected, Tick
 from arena.domain.grid import GridSource
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import JobRecord
 from arena.engine.config import EngineConfig
@@ -158,4 +159,5 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         history_index=history_index,
         decision_index=decision_index,
         last_at_s=last_at_s,
+        lengths=LengthHistory.of(jobs.values()),
     )

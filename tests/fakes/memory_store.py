@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import Event, GridBuilt
 from arena.domain.grid import Grid
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
@@ -73,6 +74,7 @@ class MemoryStore:
             history_index=self._history[-1].index if self._history else 0,
             decision_index=self._decision_count,
             last_at_s=max((at_s for at_s, _ in self.inputs_logged), default=0.0),
+            lengths=LengthHistory.of(self._jobs.values()),
         )
 
     def last_job_number(self) -> int:

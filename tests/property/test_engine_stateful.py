@@ -243,6 +243,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.state.jobs == before.jobs
         assert self.engine.state.attempts == before.attempts
         assert self.engine.state.holders == before.holders
+        assert self.engine.state.lengths == before.lengths
         self.inbox = []
         for node in self.nodes.values():
             node.connected = False

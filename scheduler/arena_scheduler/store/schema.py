@@ -23,9 +23,11 @@ JOBS = Table(
     Column("submitted_at_s", Float, nullable=False),
     Column("request_id", String, nullable=False, unique=True),
     Column("record", Text, nullable=False),
+    Column("ended_at_s", Float),
     Index("jobs_by_age", "submitted_at_s", "job_id"),
     Index("jobs_by_state", "state", "submitted_at_s", "job_id"),
     Index("jobs_by_user", "user", "submitted_at_s", "job_id"),
+    Index("jobs_by_end", "state", "ended_at_s", "job_id"),
 )
 
 ATTEMPTS = Table(

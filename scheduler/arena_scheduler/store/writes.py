@@ -17,6 +17,7 @@ from sqlalchemy.dialects.sqlite import insert
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import GridBuilt
 from arena.domain.grid import Grid
+from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
@@ -79,6 +80,12 @@ _PUT_NODE = _upsert(NODES)
 _PUT_JOB_GRID = _upsert(JOB_GRIDS)
 _PUT_GRID = insert(GRIDS).on_conflict_do_nothing()
 _DROP_HOLDINGS = delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by"))
+_LATEST_ENDS = (
+    select(JOBS.c.job_id, JOBS.c.record)
+    .where(JOBS.c.state == JobState.SUCCEEDED.value)
+    .order_by(JOBS.c.ended_at_s.desc(), JOBS.c.job_id.desc())
+    .limit(ENDED_JOBS_MAX)
+)
 _DROP_JOB_GRID = delete(JOB_GRIDS).where(JOB_GRIDS.c.job_id == bindparam("of_job"))
 
 
@@ -185,7 +192,8 @@ class SqliteStore:
             connection, select(ATTEMPTS.c.attempt_id, ATTEMPTS.c.record).where(ATTEMPTS.c.is_live == 1), ATTEMPT_JSON
         )
         nodes = _parsed(connection, select(NODES.c.node_id, NODES.c.record), NODE_JSON)
-        for kind, (_, bad) in (("job", jobs), ("attempt", attempts), ("node", nodes)):
+        ended = _parsed(connection, _LATEST_ENDS, JOB_JSON)
+        for kind, (_, bad) in (("job", jobs), ("job", ended), ("attempt", attempts), ("node", nodes)):
             warnings += [f"the stored record of {kind} {key} cannot be read and is left alone" for key in bad]
         known = {job.job_id for job in jobs[0]}
         live = tuple(attempt for attempt in attempts[0] if attempt.job_id in known)
@@ -200,6 +208,7 @@ class SqliteStore:
             history_index=connection.scalar(select(func.max(HISTORY.c.entry_index))) or 0,
             decision_index=connection.scalar(select(func.max(DECISIONS.c.seq))) or 0,
             last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
+            lengths=LengthHistory.of(ended[0]),
         )
 
 
@@ -310,6 +319,7 @@ def _job_row(job: JobRecord) -> Row:
         "submitted_at_s": job.submitted_at_s,
         "request_id": job.request_id,
         "record": JOB_JSON.dump_json(job).decode(),
+        "ended_at_s": job.ended_at_s,
     }
 
 

@@ -1,0 +1,211 @@
+"""What jobs that ended have taught about lengths, by user and kind of work. Pure: no I/O, no clock.
+
+A history is a value made of the latest jobs that ended by themselves. It depends on which jobs those are and on nothing
+else: logarithms are kept as whole numbers, whose sums are exact in any order, so that a history rebuilt from stored
+records after a restart equals the one that grew while they ended.
+
+A job that was cancelled or failed teaches nothing here. All that is known of its length is that it would have been
+longer, and when its user gave up may depend on how it was served: counted as an end, it would have a policy learn its
+own doings. The same holds for one that was cut by its time limit before it had done what it declared.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from immutables import Map
+
+from arena.domain.job import JobSpec
+from arena.domain.records import JobRecord, JobState
+from arena.domain.replacing import replace
+
+LengthKey = tuple[str, ...]
+"""Of whom something is known: everybody ``()``, a user ``(user,)``, a user's kind of work ``(user, workload)``."""
+
+ENDED_JOBS_MAX = 4096
+"""Jobs that a history remembers, so that it stays small and follows the times."""
+
+CUT_SHARE = 0.95
+"""A job that ran for this share of its time limit was cut by it: worker and scheduler measure from different steps."""
+
+_UNIT = 2.0**20
+"""Of a logarithm; a millionth is far below what declarations are worth."""
+
+
+class LogMoments(NamedTuple):
+    """Count, sum and sum of squares of logarithms, in whole units."""
+
+    job_count: int = 0
+    total: int = 0
+    square_total: int = 0
+
+    def plus(self, value: int, times: int = 1) -> LogMoments:
+        """Return the moments with a value so many times more; -1 takes away one that is among them."""
+        return LogMoments(self.job_count + times, self.total + times * value, self.square_total + times * value * value)
+
+    @property
+    def mean(self) -> float:
+        """Mean of the logarithms; 0 of none."""
+        return self.total / (self.job_count * _UNIT) if self.job_count else 0.0
+
+    @property
+    def squares_about_mean(self) -> float:
+        """Sum of the squared distances from the mean."""
+        if not self.job_count:
+            return 0.0
+        return (self.job_count * self.square_total - self.total * self.total) / (self.job_count * _UNIT * _UNIT)
+
+    @property
+    def variance(self) -> float:
+        """Variance about the mean, of the values themselves."""
+        return self.squares_about_mean / self.job_count if self.job_count else 0.0
+
+
+Moments = Map[LengthKey, LogMoments]
+_NOTHING = LogMoments()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedJob:
+    """What one job has taught.
+
+    Args:
+        name: When it ended and its id, by which ended jobs are ordered.
+        key: Its user and kind of work.
+        log_ratio: Of the steps it made to those it had declared; None where it declared none or made none.
+        log_steps: Of the steps it made; None where none are known, as of a program of the user's own.
+        log_gpu_s: Of its GPU-seconds; None where it had none.
+    """
+
+    name: tuple[float, str]
+    key: tuple[str, str]
+    log_ratio: int | None
+    log_steps: int | None
+    log_gpu_s: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthHistory:
+    """What the latest jobs that ended by themselves have taught of lengths.
+
+    Args:
+        window: Those jobs, at most ``ENDED_JOBS_MAX``, numbered in order of their ends from ``oldest_index``.
+        ratios: Logarithms of actual to declared steps, of everybody, by user, by user and workload.
+        steps: Logarithms of actual steps, by user and workload only: elsewhere steps cannot be compared.
+        gpu_s: Logarithms of GPU-seconds, of everybody, by user, by user and workload.
+    """
+
+    window: Map[int, EndedJob] = field(default_factory=Map, compare=False)
+    oldest_index: int = field(default=0, compare=False)
+    ratios: Moments = field(default_factory=Map)
+    steps: Moments = field(default_factory=Map)
+    gpu_s: Moments = field(default_factory=Map)
+
+    def after(self, job: JobRecord) -> LengthHistory:
+        """Return the history after a job has ended; one whose length did not become known changes nothing."""
+        new = _ended_job(job)
+        if new is None:
+            return self
+        history = replace(_counted(self, new), window=_inserted(self.window, self.oldest_index, new))
+        return history if len(history.window) <= ENDED_JOBS_MAX else _without_oldest(history)
+
+    @property
+    def ended(self) -> tuple[EndedJob, ...]:
+        """The remembered jobs in order of their ends."""
+        return tuple(self.window[self.oldest_index + index] for index in range(len(self.window)))
+
+    @classmethod
+    def of(cls, jobs: Iterable[JobRecord]) -> LengthHistory:
+        """Return the history after these jobs have ended, in whatever order they come."""
+        found = (ended for ended in map(_ended_job, jobs) if ended is not None)
+        history = cls()
+        latest = heapq.nlargest(ENDED_JOBS_MAX, found, key=lambda ended: ended.name)
+        for ended in latest:
+            history = _counted(history, ended)
+        return replace(history, window=Map(enumerate(reversed(latest))))
+
+
+def workload_name(spec: JobSpec) -> str:
+    """Return what jobs have in common whose steps can be compared: the model and batch, or the program."""
+    if spec.workload is not None:
+        return spec.workload.name
+    if spec.train is not None:
+        model = spec.train.model
+        return f"{model.family} {model.layers}x{model.hidden} seq {model.seq_len} batch {spec.train.global_batch}"
+    return _program(spec.command.argv) if spec.command is not None else ""
+
+
+def _program(argv: tuple[str, ...]) -> str:
+    """Return a program without its options: ``python train.py``, ``python -m tool.train``."""
+    count = next((index for index, word in enumerate(argv) if word.startswith("--")), len(argv))
+    return " ".join(argv[: max(count, 1)])
+
+
+def _ended_job(job: JobRecord) -> EndedJob | None:
+    """Return what a job has taught, or None where its length did not become known."""
+    if job.state is not JobState.SUCCEEDED or job.ended_at_s is None:
+        return None
+    steps, declared = _steps_made(job), job.spec.step_limit
+    if _was_cut(job) and (declared is None or steps < declared):
+        return None
+    log_steps = _logarithm(steps) if steps > 0 else None
+    return EndedJob(
+        name=(job.ended_at_s, job.job_id),
+        key=(job.user, workload_name(job.spec)),
+        log_ratio=None if log_steps is None or declared is None else log_steps - _logarithm(declared),
+        log_steps=log_steps,
+        log_gpu_s=_logarithm(job.gpu_seconds) if job.gpu_seconds > 0 else None,
+    )
+
+
+def _steps_made(job: JobRecord) -> int:
+    """Return the last step of a job that is over; what was reported on the way may be older."""
+    return max(job.progress.step, job.predecessor.last_step if job.predecessor is not None else 0)
+
+
+def _was_cut(job: JobRecord) -> bool:
+    limit_s = job.spec.stop.time_limit_s
+    return limit_s is not None and job.run_time_s >= CUT_SHARE * limit_s
+
+
+def _logarithm(value: float) -> int:
+    return round(math.log(value) * _UNIT)
+
+
+def _inserted(window: Map[int, EndedJob], oldest_index: int, new: EndedJob) -> Map[int, EndedJob]:
+    """Return the window with one more job; it belongs at the end, or among those that ended at the same instant."""
+    index = oldest_index + len(window)
+    while index > oldest_index and window[index - 1].name > new.name:
+        window = window.set(index, window[index - 1])
+        index -= 1
+    return window.set(index, new)
+
+
+def _without_oldest(history: LengthHistory) -> LengthHistory:
+    index = history.oldest_index
+    return replace(
+        _counted(history, history.window[index], -1), window=history.window.delete(index), oldest_index=index + 1
+    )
+
+
+def _counted(history: LengthHistory, job: EndedJob, times: int = 1) -> LengthHistory:
+    levels: tuple[LengthKey, ...] = ((), job.key[:1], job.key)
+    return replace(
+        history,
+        ratios=_with(history.ratios, levels, job.log_ratio, times),
+        steps=_with(history.steps, levels[-1:], job.log_steps, times),
+        gpu_s=_with(history.gpu_s, levels, job.log_gpu_s, times),
+    )
+
+
+def _with(moments: Moments, keys: tuple[LengthKey, ...], value: int | None, times: int) -> Moments:
+    if value is None:
+        return moments
+    for key in keys:
+        new = moments.get(key, _NOTHING).plus(value, times)
+        moments = moments.set(key, new) if new.job_count else moments.delete(key)
+    return moments
