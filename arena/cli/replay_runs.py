@@ -77,6 +77,9 @@ class Fault:
     document: Document
 
 
+Perform = Callable[[Order, Callable[[Step], None] | None], Document | Fault]
+
+
 def key_of(identity: Mapping[str, Any], *, policy: str, seed: int, trace_changes: Sequence[str]) -> str:
     """Return the digest of all that a result depends on: files, options, policy, seed, program.
 
@@ -137,6 +140,7 @@ def run_all(
     directory: Path | None,
     watch_of: Callable[[Order], Callable[[Step], None]],
     tell: Callable[[Order, bool], None],
+    perform: Perform | None = None,
 ) -> list[Document]:
     """Return the results in the order of the orders; what a directory keeps already is not run again.
 
@@ -145,6 +149,7 @@ def run_all(
         directory: Where finished runs are kept; None keeps none.
         watch_of: Makes what is called with every step of a run, where one runs at a time.
         tell: Called with each run that is there, and whether it was kept from before.
+        perform: Makes a run, by default ``execute``; other processes must be able to import it.
 
     Raises:
         ReplayFaultError: A run failed; what is known of it is in the directory, and finished runs are kept.
@@ -156,7 +161,7 @@ def run_all(
             found[index] = kept
             tell(order, True)
     left = [(index, order) for index, order in enumerate(orders) if index not in found]
-    for index, result in _results(left, process_count, watch_of):
+    for index, result in _results(left, process_count, watch_of, perform or execute):
         if isinstance(result, Fault):
             raise _told(result, orders[index], directory)
         found[index] = result
@@ -166,20 +171,23 @@ def run_all(
 
 
 def _results(
-    left: Sequence[tuple[int, Order]], process_count: int, watch_of: Callable[[Order], Callable[[Step], None]]
+    left: Sequence[tuple[int, Order]],
+    process_count: int,
+    watch_of: Callable[[Order], Callable[[Step], None]],
+    perform: Perform,
 ) -> Iterator[tuple[int, Document | Fault]]:
     if process_count == 1 or len(left) < 2:
         for index, order in left:
-            yield index, execute(order, watch_of(order))
+            yield index, perform(order, watch_of(order))
         return
     from joblib import Parallel, delayed
 
     parallel = Parallel(n_jobs=process_count, return_as="generator_unordered", pre_dispatch=2 * process_count)
-    yield from parallel(delayed(_indexed)(index, order) for index, order in left)
+    yield from parallel(delayed(_indexed)(index, order, perform) for index, order in left)
 
 
-def _indexed(index: int, order: Order) -> tuple[int, Document | Fault]:
-    return index, execute(order)
+def _indexed(index: int, order: Order, perform: Perform) -> tuple[int, Document | Fault]:
+    return index, perform(order, None)
 
 
 def _kept(directory: Path | None, order: Order) -> Document | None:

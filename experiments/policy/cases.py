@@ -1,0 +1,147 @@
+"""From drawn jobs to a replay: the cluster, the load, what the scheduler is told. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Grid, GridSource
+from arena.domain.trace import TraceJob
+from arena.errors import UserError
+from arena.sim.asks import Asked, Asking, Lengths, parted
+from arena.sim.costs import ConstantRestart, SimCosts
+from arena.sim.study import Scenario
+from arena_traces.mapping import uniform_number
+from arena_traces.parts import from_zero, with_offered_load
+from arena_traces.trace import Accounting, Source, Trace
+from experiments.policy.arrivals import Drawn
+
+_EDGE = 1e-12
+"""Keeps a draw off the ends, where a normal number would be infinite."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A replay to be made under any policy.
+
+    Args:
+        identity: What sets its result apart from others, as JSON.
+        load_at_least: Offered load where every job took the least GPU time that its grid knows.
+        notes: What was done to the trace, for people.
+    """
+
+    scenario: Scenario
+    seed: int
+    identity: dict[str, Any]
+    load_at_least: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is done to a draw, and what the scheduler is told; terms are those of ``arena replay``.
+
+    Args:
+        load: Offered load that arrivals are scaled to; None leaves them as they are.
+        counts_least: Whether the load counts the least GPU time that a job's grid knows, and not, as ``arena replay``
+            does, the GPU time on what it asks for.
+        lengths: ``true``, ``predicted`` or ``none``.
+        length_sigma: Of the log-normal error of predicted lengths, whose median is 1.
+        restart_s: Seconds of every start, from launch to first step.
+    """
+
+    load: float | None = None
+    counts_least: bool = False
+    lengths: str = "true"
+    length_sigma: float = 1.0
+    restart_s: float = 60.0
+
+    @property
+    def costs(self) -> SimCosts:
+        """What changes take."""
+        restart = ConstantRestart(first_s=self.restart_s, again_s=self.restart_s)
+        return SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0)
+
+
+def case_of(drawn: Drawn, grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int) -> Case:
+    """Return the replay of a draw.
+
+    Raises:
+        UserError: A job can run nowhere on the cluster.
+    """
+    asking = Asking(grids=grids, shape=shape)
+    asked, unplaceable = parted(map(asking.asked, drawn.jobs))
+    if unplaceable:
+        raise UserError(f"{len(unplaceable)} jobs can run nowhere on the cluster", why=unplaceable[0].why)
+    trace = _loaded(drawn, asked, grids, shape, setting)
+    by_id = {one.job.job_id: one for one in asked}
+    jobs = tuple(replace(by_id[job.job_id], job=job) for job in trace.jobs)
+    scenario = Scenario(
+        jobs=jobs,
+        shape=shape,
+        grids=grids,
+        costs=setting.costs,
+        lengths=lengths_of(setting, trace.jobs, seed),
+    )
+    return Case(
+        scenario=scenario,
+        seed=seed,
+        identity=_identity(drawn, grids, shape, setting),
+        load_at_least=_load_at_least(jobs, grids, shape),
+        notes=(*drawn.notes, *trace.changes),
+    )
+
+
+def _loaded(drawn: Drawn, asked: tuple[Asked, ...], grids: GridSource, shape: ClusterShape, setting: Setting) -> Trace:
+    count = len(drawn.jobs)
+    source = Source(file="drawn", format_name="drawn", sha256="")
+    trace = Trace(source=source, jobs=drawn.jobs, accounting=Accounting(row_count=count, job_count=count))
+    if setting.load is not None:
+        by_id = {one.job.job_id: one for one in asked}
+
+        def gpu_seconds(job: TraceJob) -> float:
+            one = by_id[job.job_id]
+            if setting.counts_least:
+                return least_gpu_seconds(grids.grid(one.spec, shape), one.step_count)
+            return one.alone_s * one.gpu_count
+
+        trace = with_offered_load(trace, setting.load, gpu_count=shape.gpu_count, gpu_seconds=gpu_seconds)
+    return from_zero(trace)
+
+
+def lengths_of(setting: Setting, jobs: tuple[TraceJob, ...], seed: int) -> Lengths:
+    """Return what the scheduler is told of lengths."""
+    if setting.lengths != "predicted":
+        return Lengths(is_told=setting.lengths == "true")
+    return Lengths(factor_by_job={job.job_id: log_normal(setting.length_sigma, seed, job.row) for job in jobs})
+
+
+def log_normal(sigma: float, seed: int, row: int, *, purpose: str = "length") -> float:
+    """Return a factor of median 1, drawn by seed and row alone."""
+    number = min(max(uniform_number(seed, row, purpose=purpose), _EDGE), 1 - _EDGE)
+    return math.exp(sigma * NormalDist().inv_cdf(number))
+
+
+def least_gpu_seconds(grid: Grid, step_count: int, *, restart_s: float = 0.0) -> float:
+    """Return the least GPU time in which a job's steps can be made, one start included."""
+    return min((step_count * cell.best.estimate.iter_time_s + restart_s) * cell.group.gpu_count for cell in grid.cells)
+
+
+def _load_at_least(jobs: tuple[Asked, ...], grids: GridSource, shape: ClusterShape) -> float:
+    span_s = jobs[-1].job.submitted_at_s - jobs[0].job.submitted_at_s
+    total = math.fsum(least_gpu_seconds(grids.grid(one.spec, shape), one.step_count) for one in jobs)
+    return total / (span_s * shape.gpu_count) if span_s else math.inf
+
+
+def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Setting) -> dict[str, Any]:
+    pools = [[pool.gpu_type, pool.gpus_per_node, pool.node_count] for pool in shape.pools]
+    return {
+        "sha256": dict(drawn.sha256),
+        "notes": list(drawn.notes),
+        "grids": grids.version,
+        "pools": pools,
+        "setting": asdict(setting),
+    }

@@ -1,0 +1,126 @@
+"""The study ``loads``: policies at several offered loads, over draws, on Arena's four GPU types."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from experiments.arena_traces.tables import Tables, cluster
+from experiments.policy.arrivals import Arrivals, ArrivalSource
+from experiments.policy.cases import Case, Setting, case_of
+from experiments.policy.report import table_of
+from experiments.policy.runs import Keeping, figures_of, studied
+
+AGAINST = "arena-greedy"
+GPUS_PER_TYPE = 32
+LOADS = "0.3,0.6,0.9,1.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What replays of Arena's tables have in common."""
+
+    source: ArrivalSource
+    gpus_per_type: int = GPUS_PER_TYPE
+
+    @classmethod
+    def read(cls, arrivals: str, folder: Path, gpus_per_type: int) -> Bench:
+        """Read tables and traces."""
+        tables = Tables.read(folder / "data" / "arena")
+        source = ArrivalSource.read(Arrivals(arrivals), folder, tables)
+        return cls(source=source, gpus_per_type=gpus_per_type)
+
+    def cases(self, setting: Setting, draws: int) -> list[Case]:
+        """Return the draws of one setting."""
+        grids, shape = self.source.tables.grids(), cluster(self.gpus_per_type)
+        return [case_of(self.source.drawn(seed), grids, shape, setting=setting, seed=seed) for seed in range(draws)]
+
+
+def add_command(commands: Any) -> None:
+    """Add the command line of the study."""
+    parser: argparse.ArgumentParser = commands.add_parser("loads", help=__doc__)
+    add_bench_options(parser)
+    parser.add_argument("--loads", default=LOADS, help=f"offered loads, default {LOADS}")
+    parser.add_argument("--lengths", choices=("true", "predicted", "none"), default="predicted")
+    parser.add_argument("--length-sigma", type=float, default=1.0)
+    parser.add_argument("--restart-s", type=float, default=60.0)
+    parser.set_defaults(study=study)
+
+
+def add_bench_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all studies on these replays take."""
+    parser.add_argument("--arrivals", choices=tuple(Arrivals), default=Arrivals.ITP)
+    parser.add_argument("--gpus-per-type", type=int, default=GPUS_PER_TYPE)
+    parser.add_argument("--load-at", choices=("asked", "least"), default="asked", help="GPU time that a load counts")
+    parser.add_argument("--draws", type=int, default=20)
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what all studies take."""
+    parser.add_argument("--policy", default="", help="a,b,...; each may have options: name:option=number")
+    parser.add_argument("--against", default=AGAINST, help="the policy that ratios are taken to")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--keep", type=Path, default=Path("out/policy"), help="where runs are kept")
+    parser.add_argument(
+        "--trust", default=AGAINST, help="policies whose kept runs hold while their version does, whatever else changed"
+    )
+    parser.add_argument("--json", type=Path, default=None)
+
+
+def policies_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the policies, the one that others are compared to first."""
+    names = [args.against, *(name.strip() for name in args.policy.split(","))]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def keeping_of(args: argparse.Namespace) -> Keeping:
+    """Return where runs are kept."""
+    return Keeping(directory=args.keep, trusted=frozenset(name for name in args.trust.split(",") if name))
+
+
+def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
+    """Run the study and print a table for each load."""
+    bench = Bench.read(args.arrivals, folder, args.gpus_per_type)
+    found = []
+    for load in (float(text) for text in args.loads.split(",")):
+        setting = Setting(
+            load=load,
+            counts_least=args.load_at == "least",
+            lengths=args.lengths,
+            length_sigma=args.length_sigma,
+            restart_s=args.restart_s,
+        )
+        title = f"{args.arrivals}, load {load:g}, {args.lengths} lengths"
+        found.append(run_setting(bench, setting, args, console, title=title))
+    return {"arrivals": args.arrivals, "gpu_count": cluster(args.gpus_per_type).gpu_count, "settings": found}
+
+
+def run_setting(
+    bench: Bench, setting: Setting, args: argparse.Namespace, console: Console, *, title: str
+) -> dict[str, Any]:
+    """Run all policies in one setting, print their table and return it."""
+    cases = bench.cases(setting, args.draws)
+    found = studied(cases, policies_of(args), keeping=keeping_of(args), process_count=args.jobs)
+    rows = figures_of(found)
+    jobs = [len(case.scenario.jobs) for case in cases]
+    least = float(np.mean([case.load_at_least for case in cases]))
+    console.print(
+        table_of(
+            f"{title}; {args.draws} draws of {min(jobs)}-{max(jobs)} jobs, {cases[0].scenario.shape.gpu_count} GPUs, "
+            f"restart {setting.restart_s:g} s; load at the least GPU time {least:.2f}",
+            rows,
+        )
+    )
+    return {
+        "title": title,
+        "setting": cases[0].identity["setting"],
+        "load_at_least": least,
+        "notes": [list(case.notes) for case in cases],
+        "policies": rows,
+    }
