@@ -124,11 +124,10 @@ def stage_terms(setting: Setting, candidates: Candidates) -> StageTerms:
         expert = Term(seconds=_expert_s(setting, network, some), which=which)
     if implementation.overlaps_gradients or implementation.overlaps_shards:
         # What is hidden depends on the computing beside it: nothing is alike.
-        some, of_state, beside_s = candidates, np.arange(len(candidates)), compute_s[of_layers]
+        of_state = np.arange(len(candidates))
+        state = _state_times(setting, network, candidates, compute_s[of_layers])
     else:
-        some, of_state = candidates.distinct(_OF_STATE)
-        beside_s = np.zeros((len(some), some.depth))
-    state = _state_times(setting, network, some, beside_s)
+        state, of_state = _state_times_alone(setting, candidates)
     some, of_sends = candidates.distinct(_OF_SENDS)
     ends = 2.0 if implementation.sends_in_turn else 1.0
     send_s = ends * _send_s(setting, network, some)
@@ -141,6 +140,16 @@ def stage_terms(setting: Setting, candidates: Candidates) -> StageTerms:
         after=Term(seconds=state.sync_s + state.update_s, which=of_state),
         sync=Term(seconds=state.sync_s, which=of_state),
     )
+
+
+def after_last_s(setting: Setting, candidates: Candidates) -> Floats:
+    """Return what follows the last micro-batch of each stage where nothing hides it, ``[n, p]``.
+
+    That is what ``stage_terms`` says of programs that overlap nothing, in less time.
+    """
+    state, which = _state_times_alone(setting, setting.network.with_types(candidates))
+    found: Floats = (state.sync_s + state.update_s)[which]
+    return found
 
 
 def _compute_s(setting: Setting, candidates: Candidates) -> Floats:
@@ -169,6 +178,12 @@ class _StateTimes:
     shard_s: Floats
     sync_s: Floats
     update_s: Floats
+
+
+def _state_times_alone(setting: Setting, candidates: Candidates) -> tuple[_StateTimes, Ints]:
+    """Return the times of distinct candidates with no computing beside them, and which stands for each."""
+    some, which = candidates.distinct(_OF_STATE)
+    return _state_times(setting, setting.network, some, np.zeros((len(some), some.depth))), which
 
 
 def _state_times(setting: Setting, network: Network, candidates: Candidates, compute_s: Floats) -> _StateTimes:

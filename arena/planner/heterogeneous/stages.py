@@ -14,6 +14,7 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
 from arena.domain.parallel import Recompute
+from arena.planner import terms
 from arena.planner.calibration import CALIBRATION
 from arena.planner.candidates import RECOMPUTE_MODES, Candidates, Floats, Ints
 from arena.planner.communication import Tier, send_s, tiers_of
@@ -21,8 +22,10 @@ from arena.planner.compute import ELEMENT_BYTES
 from arena.planner.cost import Estimates, evaluate
 from arena.planner.heterogeneous.offer import Offered
 from arena.planner.holdings import state_bytes
+from arena.planner.implementation import WORKER
 from arena.planner.memory import operators_of
 from arena.planner.model import model_cost
+from arena.planner.network import Network, Place
 
 BATCHES = 4
 """Micro-batches of the pipelines that are priced: enough that no stage of them is short of micro-batches."""
@@ -95,6 +98,11 @@ def priced(
         node_counts: GPUs of each node; a stage behind others begins on the second one.
         is_alone: Whether the plan is one rank; ranks among others keep communication buffers.
     """
+    candidates = _pipelines(node_counts, rows, settings, is_alone=is_alone)
+    return evaluate(train, gpu_type, GpuGroup.of(gpu_type.name, node_counts), candidates)
+
+
+def _pipelines(node_counts: Sequence[int], rows: Rows, settings: Sequence[Setting], *, is_alone: bool) -> Candidates:
     count, total = len(rows), len(rows) * len(settings)
     chunk_first = np.zeros((count, 2, 1), dtype=np.int64)
     chunk_last = np.zeros((count, 2, 1), dtype=np.int64)
@@ -105,7 +113,7 @@ def priced(
     tp, dp = (np.tile(one, len(settings))[:, None] for one in (rows.tp, rows.dp))
     gpu_count = np.repeat(np.maximum(dp * tp, 1 if is_alone else 2), 2, axis=1)
     gpu_count[np.tile(rows.is_behind, len(settings)) > 0, 0] = max(node_counts)
-    candidates = Candidates(
+    return Candidates(
         dp=dp,
         tp=tp,
         gpu_count=gpu_count,
@@ -122,7 +130,6 @@ def priced(
         chunk_first=chunk_first,
         chunk_last=chunk_last,
     )
-    return evaluate(train, gpu_type, GpuGroup.of(gpu_type.name, node_counts), candidates)
 
 
 def on_stage_s(estimates: Estimates) -> Floats:
@@ -131,10 +138,24 @@ def on_stage_s(estimates: Estimates) -> Floats:
     return seconds / BATCHES
 
 
-def after_s(estimates: Estimates) -> Floats:
-    """Return the seconds of synchronisation and update."""
-    seconds: Floats = estimates.breakdown_s["data_parallel"] + estimates.breakdown_s["update"]
-    return seconds
+def after_s(train: TrainSpec, gpu_type: GpuType, node_counts: Sequence[int], rows: Rows) -> Floats:
+    """Return the seconds of synchronisation and update of stages, ``[rows]``.
+
+    Args:
+        node_counts: GPUs of each node; a stage behind others begins on the second one.
+    """
+    setting = terms.Setting(
+        model=model_cost(train.model, operators_of(gpu_type)),
+        train=train,
+        network=Network.of((Place(gpu_type=gpu_type, group=GpuGroup.of(gpu_type.name, node_counts)),)),
+        implementation=WORKER,
+        calibration=CALIBRATION,
+        part_times={},
+    )
+    pipelines = _pipelines(node_counts, rows, [(Recompute.NONE, 1)], is_alone=False)
+    # No layers are before the stage, so nothing of it runs beside their last pass.
+    found: Floats = terms.after_last_s(setting, pipelines).max(axis=1)
+    return found
 
 
 def stage_figures(
@@ -183,7 +204,7 @@ def after_stages_s(
         if own:
             rows = Rows.of([stages[at][0] for at in own], [stages[at][1] for at in own], tp=tp, dp=dp)
             nodes = [max(node_counts), *node_counts] if is_behind else node_counts
-            found[own] = after_s(priced(train, gpu_type, nodes, rows, [(Recompute.NONE, 1)]))
+            found[own] = after_s(train, gpu_type, nodes, rows)
     return found
 
 

@@ -14,12 +14,11 @@ import numpy as np
 
 from arena.domain.cluster import GpuType
 from arena.domain.job import TrainSpec
-from arena.domain.parallel import Recompute
 from arena.planner.calibration import CALIBRATION
 from arena.planner.candidates import Floats
 from arena.planner.communication import Tier
 from arena.planner.heterogeneous.offer import Offer, Offered, PartKey, ZoneLinks, alike
-from arena.planner.heterogeneous.stages import Rows, after_s, own_tier, priced, slower
+from arena.planner.heterogeneous.stages import Rows, after_s, own_tier, slower
 
 NODE_LEVELS = (0, 1, 2, 4, 8, 16, 32, 64)
 """Nodes a stage is known to span at least; at 0 it has one replica."""
@@ -128,8 +127,8 @@ def _after(train: TrainSpec, part: Offered, tier: Tier, degrees: Sequence[int]) 
 
     def levels_s(node_size: int, spreads: list[tuple[int, int]]) -> Floats:
         nodes = [node_size] * (NODE_LEVELS[-1] + 1)
-        found = priced(train, gpu_type, nodes, rows.with_degrees(spreads), [(Recompute.NONE, 1)])
-        return after_s(found).reshape(-1, len(NODE_LEVELS), 2 * layers)
+        found = after_s(train, gpu_type, nodes, rows.with_degrees(spreads))
+        return found.reshape(-1, len(NODE_LEVELS), 2 * layers)
 
     size = part.gpus_per_node
     full = levels_s(size, [(tp, _replicas(level, size // tp)) for tp in degrees for level in NODE_LEVELS])
