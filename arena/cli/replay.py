@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from arena.cli.trace import read_with_options, reading_options, rows_text
 from arena.errors import UserError
 
 if TYPE_CHECKING:
-    from arena.cli.replay_inputs import Inputs, Prepared, ReplayOptions
+    from arena.cli.replay_inputs import Inputs, Prepared
+    from arena.cli.replay_options import ReplayOptions
     from arena.cli.replay_runs import Order
     from arena.engine.ports import Step
     from arena_traces.trace import Trace
@@ -82,6 +84,28 @@ if TYPE_CHECKING:
     "--restart-per-gpu-s", type=FiniteRange(0, 1e9), help="So many seconds for each GPU instead, up to --restart-s."
 )
 @click.option(
+    "--storage-gb-per-s",
+    type=FiniteRange(1e-6, 1e6),
+    help="Checkpoints are saved and loaded at so many GB/s for each node of a job, beside --restart-s and --save-s.",
+)
+@click.option("--storage-job-gb-per-s", type=FiniteRange(1e-6, 1e6), help="At most so many for one job.")
+@click.option(
+    "--save-s", type=FiniteRange(0, 1e9), default=0.0, show_default=True, help="Seconds of a save before a stop."
+)
+@click.option(
+    "--profile-s",
+    type=FiniteRange(0, 1e9),
+    default=0.0,
+    show_default=True,
+    help="Seconds until it is known how fast a job would be; commands need none.",
+)
+@click.option(
+    "--disturbances",
+    "disturbances_file",
+    metavar="FILE",
+    help="Failures of nodes, and lent nodes that are taken back, in YAML.",
+)
+@click.option(
     "--seeds",
     "seed_count",
     type=click.IntRange(1, 10_000),
@@ -119,7 +143,7 @@ def replay(app: App, file: str, **options: Any) -> None:
         --mapping default --load 0.9 --seeds 5 --jobs 4 --out results
     """  # noqa: D301 - click wants the backspace itself
     from arena.cli.replay_delivery import deliver
-    from arena.cli.replay_inputs import grids_of, prepared, read_inputs
+    from arena.cli.replay_inputs import Files, grids_of, prepared, read_inputs
     from arena.cli.replay_results import Study
     from arena.cli.replay_runs import run_all
 
@@ -127,13 +151,13 @@ def replay(app: App, file: str, **options: Any) -> None:
     directory = _directory(options)
     settings = _settings(options)
     trace = _part(read_with_options(file, options), options)
-    inputs = read_inputs(
-        trace,
-        cluster_file=options["cluster_file"],
+    files = Files(
+        cluster=options["cluster_file"],
         grids=options["grids"],
         mapping=options["mapping"],
-        options=settings,
+        disturbances=options["disturbances_file"],
     )
+    inputs = read_inputs(trace, files, settings)
     seeds = _seeds(inputs, options["seed_count"])
     grids = grids_of(inputs)
     made = {seed: prepared(inputs, grids, seed=seed) for seed in seeds}
@@ -177,21 +201,11 @@ def _directory(options: dict[str, Any]) -> Path | None:
 
 
 def _settings(options: dict[str, Any]) -> ReplayOptions:
-    from arena.cli.replay_inputs import ReplayOptions
+    from arena.cli.replay_options import ReplayOptions
 
     if options["process_count"] == 0:
         raise UserError("--jobs 0 runs nothing", fix="give a number from 1 on, or -1 for one for each core")
-    names = (
-        "load",
-        "lengths",
-        "length_sigma",
-        "restart_s",
-        "restart_per_gpu_s",
-        "kind",
-        "steps",
-        "until_s",
-        "checks_all",
-    )
+    names = [field.name for field in fields(ReplayOptions) if field.name != "drops_unplaceable"]
     return ReplayOptions(drops_unplaceable=options["drop_unplaceable"], **{name: options[name] for name in names})
 
 
@@ -212,8 +226,8 @@ def _seeds(inputs: Inputs, count: int) -> tuple[int, ...]:
     if count > 1 and not inputs.draws:
         raise UserError(
             f"--seeds {count} would run the same thing {count} times",
-            why="nothing is drawn: the trace has its own jobs, and their lengths are told as they are",
-            fix="leave out --seeds, or draw something with --mapping or --lengths predicted",
+            why="nothing is drawn: the trace has its own jobs, their lengths are told as they are, and no node fails",
+            fix="leave out --seeds, or draw something with --mapping, --lengths predicted or --disturbances",
         )
     return tuple(range(count))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,13 @@ from arena.cli.app import App
 from arena.cli.json_form import document, dumps
 from arena.cli.quoting import escaped, quoted
 from arena.cli.replay_inputs import Inputs, Prepared
+from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_results import Study, figures_csv, jobs_csv
 from arena.cli.replay_runs import code_digest, write_file
 from arena.cli.replay_tables import TextTable, numbers, tables_of
 from arena.cli.trace import rows_text, source_fields
 from arena.rpc.version import software_version
+from arena.sim.disturbance_files import DisturbancePlan
 
 if TYPE_CHECKING:
     from arena.cli.replay_report import About
@@ -52,6 +55,7 @@ def _document(inputs: Inputs, study: Study, first: Prepared) -> dict[str, object
         "gpu_count": inputs.cluster.shape.gpu_count,
         "seeds": study.seeds,
         **inputs.identity(),
+        "disturbances": None if inputs.disturbances is None else inputs.disturbances.spec,
         "policies": study.as_document(),
     }
 
@@ -79,7 +83,10 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         *(("", escaped(change)) for change in first.trace.changes),
         ("cluster", f"{inputs.cluster.shape.gpu_count:,} GPUs: {_types_text(inputs)}"),
         ("lengths", _lengths_text(inputs)),
+        ("changes", _changes_text(inputs.options)),
     ]
+    if inputs.disturbances is not None:
+        rows += [("nodes" if index == 0 else "", text) for index, text in enumerate(_losses_texts(inputs.disturbances))]
     if all(one.spec.command is not None for one in first.scenario.jobs):
         rows.append(("jobs", "all rigid: the trace says nothing of how they would run on other GPUs, so elastic and"))
         rows.append(("", "arena-greedy have nothing to shape; --mapping and --grids give them something"))
@@ -105,6 +112,39 @@ def _lengths_text(inputs: Inputs) -> str:
         "none": "not told",
     }
     return texts[options.lengths]
+
+
+def _changes_text(options: ReplayOptions) -> str:
+    start = f"start {options.restart_s:g} s"
+    if options.restart_per_gpu_s is not None:
+        start = f"start {options.restart_per_gpu_s:g} s a GPU, {options.restart_s:g} s at most"
+    parts = [start]
+    if options.save_s:
+        parts.append(f"save {options.save_s:g} s")
+    if options.storage_gb_per_s is not None:
+        most = "" if options.storage_job_gb_per_s is None else f", {options.storage_job_gb_per_s:g} for a job"
+        parts.append(f"checkpoints at {options.storage_gb_per_s:g} GB/s for a node{most}")
+    if options.profile_s:
+        parts.append(f"profile {options.profile_s:g} s")
+    return "; ".join(parts)
+
+
+def _losses_texts(plan: DisturbancePlan) -> Iterator[str]:
+    spec = plan.spec
+    for failures in spec.failures:
+        which = _which(failures.type, failures.zone)
+        yield f"{which} fail after {failures.mean_uptime_s:,.0f} s, repaired in {failures.mean_repair_s:,.0f} s (means)"
+    for lent in spec.reclaims:
+        again = "" if lent.repeat_every_s is None else f", again every {lent.repeat_every_s:,.0f} s"
+        which = _which(lent.type, lent.zone)
+        yield f"{which} are lent by {quoted(lent.trace)}, {lent.grace_s:g} s of grace{again}"
+    every = "" if spec.checkpoint_every_s is None else f"; jobs save every {spec.checkpoint_every_s:,.0f} s"
+    yield f"given up {spec.node_grace_s:g} s after their loss{every}"
+
+
+def _which(gpu_type: str | None, zone: str | None) -> str:
+    where = "" if zone is None else f" of zone {escaped(zone)}"
+    return f"{'all' if gpu_type is None else escaped(gpu_type)} nodes{where}"
 
 
 def _about(inputs: Inputs, study: Study, first: Prepared) -> About:

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from arena.cli.replay_options import ReplayOptions
 from arena.cli.submit import read_text
+from arena.domain.job import RetrySpec
 from arena.domain.trace import TraceJob
 from arena.errors import UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
@@ -18,9 +20,10 @@ from arena.planner.source import PlannerGridSource
 from arena.planner.table_files import parse_table
 from arena.planner.tables import TableGrids
 from arena.sim.asks import Asked, Asking, Lengths, Unplaceable, parted
-from arena.sim.costs import ConstantRestart, PerGpuRestart, RestartCost, SimCosts
+from arena.sim.costs import checkpoint_bytes
+from arena.sim.disturbance_files import DisturbancePlan, parse_disturbances
 from arena.sim.sources import ReplayGrids
-from arena.sim.study import Scenario
+from arena.sim.study import STUDY_CONFIG, Scenario
 
 if TYPE_CHECKING:
     from arena_traces.mapping import WorkloadMapping
@@ -29,47 +32,12 @@ if TYPE_CHECKING:
 PLANNER = "planner"
 DEFAULT_MAPPING = "default"
 TABLE_BYTES_MAX = 256 * 1024**2
+RESTARTS_MAX = 1_000
+"""Losses in a row, without a checkpoint between them, after which a job of a trace fails: no retry is without end."""
+
 _NAMED_MAX = 3
 _HALF_BIT = 2.0**-54
 """Keeps a draw of [0, 1) off the end where a normal number would be infinite."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """What is done with a trace and to its jobs; all of it is part of what names a result.
-
-    Args:
-        load: Offered load that arrivals are scaled to, None leaves them as they are.
-        lengths: ``true``, ``predicted`` or ``none``.
-        length_sigma: Of the log-normal error of predicted lengths, whose median is 1.
-        restart_s: Seconds of every start; where ``restart_per_gpu_s`` is given, the most of them.
-        kind: ``rigid``, ``malleable``, or ``auto``: as the policy was published.
-        steps: Share of the steps that the trace states.
-    """
-
-    load: float | None = None
-    lengths: str = "true"
-    length_sigma: float = 1.0
-    restart_s: float = 60.0
-    restart_per_gpu_s: float | None = None
-    kind: str = "auto"
-    steps: float = 1.0
-    until_s: float | None = None
-    checks_all: bool = False
-    drops_unplaceable: bool = False
-
-    @property
-    def costs(self) -> SimCosts:
-        """What changes take: all in one, from the launch to the first step."""
-        restart: RestartCost = ConstantRestart(first_s=self.restart_s, again_s=self.restart_s)
-        if self.restart_per_gpu_s is not None:
-            restart = PerGpuRestart(per_gpu_s=self.restart_per_gpu_s, most_s=self.restart_s)
-        return SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0)
-
-    @property
-    def is_rigid(self) -> bool | None:
-        """Whether jobs get what they ask for; None leaves it to the policy."""
-        return None if self.kind == "auto" else self.kind == "rigid"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +52,7 @@ class Inputs:
     cluster: Cluster
     table: TableGrids | None
     mapping: WorkloadMapping | None
+    disturbances: DisturbancePlan | None
     options: ReplayOptions
     digests: Mapping[str, str]
 
@@ -91,7 +60,8 @@ class Inputs:
     def draws(self) -> bool:
         """Whether a seed makes a difference."""
         has_choice = self.mapping is not None and any(len(one.workloads) > 1 for one in self.mapping.classes)
-        return has_choice or (self.options.lengths == "predicted" and self.options.length_sigma > 0)
+        fails = self.disturbances is not None and bool(self.disturbances.spec.failures)
+        return has_choice or fails or (self.options.lengths == "predicted" and self.options.length_sigma > 0)
 
     def identity(self) -> dict[str, Any]:
         """Return what sets this study apart from others, as JSON."""
@@ -114,31 +84,58 @@ class Prepared:
     changed_count: int
 
 
-def read_inputs(trace: Trace, *, cluster_file: str, grids: str, mapping: str | None, options: ReplayOptions) -> Inputs:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Files beside the trace, as the command line names them; None is none."""
+
+    cluster: str
+    grids: str = PLANNER
+    mapping: str | None = None
+    disturbances: str | None = None
+
+
+def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
     """Read the files beside the trace.
 
     Raises:
         UserError: One of them cannot be read, or they do not go together.
     """
-    cluster_text = read_text(cluster_file, command="replay")
+    cluster_text = read_text(files.cluster, command="replay")
     digests = {"trace": trace.source.sha256, "cluster": _sha256(cluster_text)}
-    table = found = None
-    if grids != PLANNER:
-        text = _large_text(grids)
-        table, digests["table"] = parse_table(text, source=grids), _sha256(text)
-    if mapping is not None:
-        found = _mapping(mapping)
+    cluster = parse_cluster(cluster_text, source=files.cluster)
+    table = found = disturbances = None
+    if files.grids != PLANNER:
+        text = _large_text(files.grids)
+        table, digests["table"] = parse_table(text, source=files.grids), _sha256(text)
+    if files.mapping is not None:
+        found = _mapping(files.mapping)
         digests["mapping"] = found.digest
+    if files.disturbances is not None:
+        disturbances = _disturbances(files.disturbances, cluster, digests)
     inputs = Inputs(
         trace=trace,
-        cluster=parse_cluster(cluster_text, source=cluster_file),
+        cluster=cluster,
         table=table,
         mapping=found,
+        disturbances=disturbances,
         options=options,
         digests=digests,
     )
     _check(inputs)
     return inputs
+
+
+def _disturbances(file: str, cluster: Cluster, digests: dict[str, str]) -> DisturbancePlan:
+    """Read what is to happen to nodes; the digests of it and of what it names are added."""
+    text = read_text(file, command="replay")
+    digests["disturbances"] = _sha256(text)
+
+    def read_beside(name: str) -> str:
+        found = read_text(str(Path(file).parent / name), command="replay")
+        digests[f"availability {name}"] = _sha256(found)
+        return found
+
+    return parse_disturbances(text, cluster.shape, source=file, read_text=read_beside)
 
 
 def _check(inputs: Inputs) -> None:
@@ -210,20 +207,29 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
     asked, unplaceable = parted(map(asking.asked, trace.jobs))
     if options.kind == "malleable":
         _require_shapes(asked)
+    if options.storage is not None:
+        for one in asked:
+            checkpoint_bytes(one.spec)
     if unplaceable:
         trace = _without(trace, unplaceable, inputs)
     trace = from_zero(_loaded(trace, asked, inputs))
     by_id = {one.job.job_id: one for one in asked}
     jobs = tuple(replace(by_id[job.job_id], job=job) for job in trace.jobs)
+    plan, config = inputs.disturbances, STUDY_CONFIG
+    if plan is not None:
+        jobs = tuple(_hardened(job, plan) for job in jobs)
+        config = replace(config, node_grace_s=plan.spec.node_grace_s)
     scenario = Scenario(
         jobs=jobs,
         shape=shape,
         grids=grids,
         costs=options.costs,
         lengths=_lengths(options, trace.jobs, seed),
+        disturbances=() if plan is None else plan.of_seed(seed),
         is_rigid=options.is_rigid,
         until_s=math.inf if options.until_s is None else options.until_s,
         checks_all=options.checks_all,
+        config=config,
     )
     return Prepared(
         scenario=scenario,
@@ -231,6 +237,21 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         unplaceable_count=len(unplaceable),
         changed_count=sum(not one.is_as_traced for one in jobs),
     )
+
+
+def _hardened(asked: Asked, plan: DisturbancePlan) -> Asked:
+    """Return a job as it is where nodes break: it saves every so often, and goes on after every loss.
+
+    A specification of the trace's own keeps its budget of restarts.
+    """
+    spec, every_s = asked.spec, plan.spec.checkpoint_every_s
+    update: dict[str, object] = {}
+    if every_s is not None:
+        steps = max(1, round(every_s / asked.step_s))
+        update["checkpoint"] = spec.checkpoint.model_copy(update={"interval_steps": steps})
+    if spec.train is None:
+        update["retry"] = RetrySpec(launch_failures_max=RESTARTS_MAX, restarts_max=RESTARTS_MAX)
+    return replace(asked, spec=spec.model_copy(update=update))
 
 
 def _require_shapes(asked: Sequence[Asked]) -> None:

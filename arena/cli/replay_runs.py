@@ -27,7 +27,7 @@ from arena.sim.figures import Figures
 from arena.sim.ledger import JobOutcome
 from arena.sim.study import FlightRecorder, Runner, RunResult, Scenario, policy_for, policy_named
 
-RESULT_VERSION = 2
+RESULT_VERSION = 3
 """Changed whenever the form of a kept result does."""
 
 CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "arena.sim", "arena_traces")
@@ -191,19 +191,27 @@ def _indexed(index: int, order: Order, perform: Perform) -> tuple[int, Document 
 
 
 def _kept(directory: Path | None, order: Order) -> Document | None:
-    """Return a result that was kept; one that cannot be read is made anew."""
+    """Return a result that was kept; one that is not as it was written is made anew."""
     if directory is None:
         return None
     try:
         document: Any = json.loads((directory / "runs" / order.file_name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) and document.get("key") == order.key else None
+    if not isinstance(document, dict) or document.pop("sha256", None) != _sha256_of(document):
+        return None
+    return document if document.get("key") == order.key else None
 
 
 def _keep(directory: Path | None, order: Order, document: Document) -> None:
     if directory is not None:
-        write_file(directory / "runs" / order.file_name, json.dumps(document, allow_nan=False))
+        whole = {"sha256": _sha256_of(document), **document}
+        write_file(directory / "runs" / order.file_name, json.dumps(whole, allow_nan=False))
+
+
+def _sha256_of(document: Document) -> str:
+    """Return the digest of a result, which is the same for what is read back."""
+    return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
 
 def write_file(path: Path, text: str) -> None:
@@ -244,7 +252,7 @@ def _document(order: Order, result: RunResult, policy: TimedPolicy) -> Document:
             "seed": order.seed,
             "is_rigid": result.is_rigid,
             "digest": result.digest,
-            "whole": flat(result.whole) | decision,
+            "whole": flat(result.whole) | asdict(result.losses) | decision,
             "steady": None if result.steady is None else flat(result.steady),
             "window": result.window,
             "series": result.series,

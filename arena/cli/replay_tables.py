@@ -51,6 +51,12 @@ _COSTS = (
     _Column(heading="UNFAIR%", figure="unfair_share", form=".1f", factor=100.0),
     _Column(heading="RHO_MAX", figure="rho_max", form=",.1f"),
 )
+_LOSSES = (
+    _Column(heading="FAILED", figure="failed_node_count", form=",.6g"),
+    _Column(heading="RECLAIMED", figure="reclaimed_node_count", form=",.6g"),
+    _Column(heading="RESTARTS", figure="restarts_per_job", form=",.2f"),
+    _Column(heading="LOST_GPU_HOURS", figure="lost_gpu_hours", form=",.1f"),
+)
 _ONLY_WHOLE = (_Column(heading="DECISION_MS", figure="decision_ms_p99", form=",.2f"),)
 _RATIO_HEADINGS = {
     "avg_jct_s": "AVG_JCT",
@@ -72,6 +78,8 @@ def tables_of(study: Study) -> list[TextTable]:
         title = f"STEADY WINDOW of seed {study.runs[0]['seed']}: jobs submitted from {window['from_s']:,.0f} "
         found += _figures_tables(study, "steady", f"{title}to {window['to_s']:,.0f} s")
     found.append(_sizes_table(study))
+    if any(study.mean(policy, "whole", one.figure) for policy in study.policies for one in _LOSSES[:2]):
+        found.append(_losses_table(study))
     if any((study.mean(policy, "whole", "deadline_count") or 0) > 0 for policy in study.policies):
         found.append(_deadline_table(study))
     if len(study.policies) > 1:
@@ -125,6 +133,15 @@ def _sizes_table(study: Study) -> TextTable:
 
 def _low(name: str) -> int:
     return int(name.rstrip("+").split("-")[0])
+
+
+def _losses_table(study: Study) -> TextTable:
+    return TextTable(
+        title="LOSSES OF NODES",
+        columns=("POLICY", *(one.heading for one in _LOSSES)),
+        rows=tuple((escaped(policy), *_cells(study, policy, "whole", _LOSSES)) for policy in study.policies),
+        note="nodes lost until the last job had ended; RESTARTS per job, for whatever cause",
+    )
 
 
 def _deadline_table(study: Study) -> TextTable:

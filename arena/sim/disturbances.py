@@ -171,7 +171,8 @@ class Reclaims:
 
     def _repeated(self, changes: Sequence[Availability]) -> Iterator[tuple[float, bool]]:
         yield from ((one.at_s, one.is_there) for one in changes)
-        if self.repeat_every_s is not None:
+        # A node that is always there, or never, would be looked at for ever without a word.
+        if self.repeat_every_s is not None and len({one.is_there for one in changes}) > 1:
             for turn in itertools.count(1):
                 yield from ((one.at_s + turn * self.repeat_every_s, one.is_there) for one in changes)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import Event
+from arena.domain.events import Event, NodeDisconnected
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId
 from arena.engine.config import EngineConfig
@@ -26,6 +26,7 @@ from arena.policies.registry import make_policy
 from arena.sim.asks import RIGID_POLICIES, Asked, Lengths, replay_jobs
 from arena.sim.checks import Watchdog
 from arena.sim.costs import SimCosts
+from arena.sim.disturbances import RECLAIMED, Disturbance
 from arena.sim.figures import (
     Facts,
     Figures,
@@ -58,6 +59,7 @@ class Scenario:
 
     Args:
         costs: What changes take.
+        disturbances: What happens to the nodes.
         is_rigid: Whether jobs get what they ask for; None leaves it to how the policy was published.
         until_s: Where the run is cut.
         checks_all: Examine the engine's whole state after every event; slow.
@@ -68,6 +70,7 @@ class Scenario:
     grids: GridSource
     costs: SimCosts
     lengths: Lengths = field(default_factory=Lengths)
+    disturbances: tuple[Disturbance, ...] = ()
     is_rigid: bool | None = None
     until_s: float = math.inf
     checks_all: bool = False
@@ -106,6 +109,7 @@ class RunResult:
     Args:
         policy: As it was asked for.
         digest: SHA-256 over all outcomes.
+        losses: What became of nodes.
         window: The steady window, None where it has no length.
         rows: GPUs of the chart, in order.
         bars: Their bars, up to a bound.
@@ -115,6 +119,7 @@ class RunResult:
     policy_version: str
     is_rigid: bool
     digest: str
+    losses: Losses
     whole: Figures
     steady: Figures | None
     window: Window | None
@@ -123,6 +128,24 @@ class RunResult:
     series: Series
     rows: tuple[str, ...]
     bars: tuple[Bar, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Losses:
+    """Counts nodes that went away while jobs were there, by cause."""
+
+    failed_node_count: int = 0
+    reclaimed_node_count: int = 0
+
+    def watch(self, step: Step) -> None:
+        """Take a step into account."""
+        match step.event:
+            case NodeDisconnected(why=why) if why == RECLAIMED:
+                self.reclaimed_node_count += 1
+            case NodeDisconnected():
+                self.failed_node_count += 1
+            case _:
+                pass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +187,9 @@ class Runner:
         devices = drawn_devices(scenario.shape)
         paces = {one.job.job_id: one.step_s for one in scenario.jobs}
         timeline = Timeline(step_s_by_job=paces, rows=rows_of(devices))
-        watchers = [self.recorder.watch, watchdog.watch, timeline.watch, *([self.watch] if self.watch else [])]
+        losses = Losses()
+        own = [self.recorder.watch, watchdog.watch, timeline.watch, losses.watch]
+        watchers = [*own, *([self.watch] if self.watch else [])]
 
         def watching(step: Step) -> None:
             for watch in watchers:
@@ -176,17 +201,25 @@ class Runner:
             grids=scenario.grids,
             costs=scenario.costs,
             config=scenario.config,
+            disturbances=scenario.disturbances,
             check=scenario.checks_all,
         )
         jobs = list(replay_jobs(scenario.jobs, is_rigid=is_rigid, lengths=scenario.lengths))
         ledger = replay.run(jobs, until_s=min(scenario.until_s, FOREVER_S), watch=watching)
         if math.isinf(scenario.until_s):
             watchdog.finish()
-        return _result(scenario, policy, ledger, timeline, label=label, is_rigid=is_rigid)
+        return _result(scenario, policy, ledger, timeline, label=label, is_rigid=is_rigid, losses=losses)
 
 
 def _result(
-    scenario: Scenario, policy: Policy, ledger: Ledger, timeline: Timeline, *, label: str, is_rigid: bool
+    scenario: Scenario,
+    policy: Policy,
+    ledger: Ledger,
+    timeline: Timeline,
+    *,
+    label: str,
+    is_rigid: bool,
+    losses: Losses,
 ) -> RunResult:
     needs, gpu_count = scenario.needs(), scenario.shape.gpu_count
     rhos = finish_time_fairness(ledger.outcomes, needs, gpu_count=gpu_count)
@@ -197,6 +230,7 @@ def _result(
         policy_version=policy.version,
         is_rigid=is_rigid,
         digest=digest_of(ledger.outcomes),
+        losses=losses,
         whole=figures(ledger, needs, gpu_count=gpu_count, facts=facts),
         steady=_steady(scenario, ledger, window, needs, facts),
         window=window,

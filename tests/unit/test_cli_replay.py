@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import pickle
@@ -16,7 +17,8 @@ import pytest
 
 from arena.cli import replay_runs
 from arena.cli.main import run
-from arena.cli.replay_inputs import ReplayOptions, grids_of, length_factor, prepared, read_inputs
+from arena.cli.replay_inputs import Files, grids_of, length_factor, prepared, read_inputs
+from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_runs import Fault, Order, executed, run_all
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid
@@ -134,16 +136,20 @@ def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, fol
     assert len(list((folder / "out" / "runs").iterdir())) == 4
     kept = next(path for path in (folder / "out" / "runs").iterdir() if path.name.startswith("elastic-seed1-"))
     # What is kept is taken as it is, which a mark shows; what is gone is made anew.
-    document = json.loads(kept.read_text())
+    whole = kept.read_text()
+    document = json.loads(whole)
     document["whole"]["avg_jct_s"] = 12345.0
-    kept.write_text(json.dumps(document))
+    changed = json.dumps(document)
+    document.pop("sha256")
+    kept.write_text(json.dumps({"sha256": hashlib.sha256(json.dumps(document).encode()).hexdigest(), **document}))
     gone = next(path for path in (folder / "out" / "runs").iterdir() if path.name.startswith("fcfs-seed1-"))
     before = gone.read_text()
     gone.unlink()
     again = replay(arena, folder, *argv, *more, "--json").document
     assert again["policies"][1]["runs"][1]["whole"]["avg_jct_s"] == 12345.0
     assert json.loads(gone.read_text())["digest"] == json.loads(before)["digest"]
-    for damaged in ("{", "", "null", "[]", "{}", "[" * 100_000, "\0"):
+    # One that was changed, cut or spoilt is made anew.
+    for damaged in (changed, whole[:-1], "{", "", "null", "[]", "{}", "[" * 100_000, "\0"):
         kept.write_text(damaged)
         healed = replay(arena, folder, *argv, *more, "--json").document
         assert healed["policies"][1]["runs"][1]["whole"]["avg_jct_s"] < 12345.0
@@ -270,13 +276,8 @@ class NoGrids:
 
 
 def orders(folder: Path, seed_count: int) -> list[Order]:
-    inputs = read_inputs(
-        read_trace(folder / "trace.csv"),
-        cluster_file=str(folder / "cluster.yaml"),
-        grids="planner",
-        mapping=None,
-        options=ReplayOptions(),
-    )
+    files = Files(cluster=str(folder / "cluster.yaml"))
+    inputs = read_inputs(read_trace(folder / "trace.csv"), files, ReplayOptions())
     made = prepared(inputs, grids_of(inputs), seed=0)
     return [Order(policy="fcfs", seed=seed, scenario=made.scenario, key=f"{seed:064}") for seed in range(seed_count)]
 
