@@ -130,10 +130,10 @@ class Seating:
         )
 
     def resumed(self, job_id: JobId, seat: Seat) -> Seating:
-        """Return the seating with a job back where it was; its devices must be free."""
+        """Return the seating with a job back where it was; its devices must be free, but for those out of use."""
         return replace(
             self,
-            capacity=self.capacity.take_all(seat.allocation),
+            capacity=_taken_back(self.capacity, seat.allocation),
             seats=self.seats.set(job_id, seat),
             gain=self.gain + seat.samples_per_s,
             suspended_for=self.suspended_for.delete(job_id),
@@ -158,6 +158,14 @@ class Seating:
     def free_count(self, gpu_type: str) -> int:
         """Return the free GPUs of a type."""
         return self.capacity.free_count(gpu_type)
+
+
+def _taken_back(capacity: Capacity, allocation: Allocation) -> Capacity:
+    """Return the value without an allocation that was given up; what a drained node has did not come free by that."""
+    for share in allocation.shares:
+        free = frozenset(share.device_ids) & set(capacity.free_on(share.node_id))
+        capacity = capacity.take(share.node_id, free) if free else capacity
+    return capacity
 
 
 def opening(snapshot: Snapshot, cells: Mapping[JobId, Cells]) -> Seating:
