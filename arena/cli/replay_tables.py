@@ -52,9 +52,8 @@ _COSTS = (
     _Column(heading="RHO_MAX", figure="rho_max", form=",.1f"),
 )
 _LOSSES = (
-    _Column(heading="FAILED", figure="failed_node_count", form=",.6g"),
-    _Column(heading="RECLAIMED", figure="reclaimed_node_count", form=",.6g"),
-    _Column(heading="RESTARTS", figure="restarts_per_job", form=",.2f"),
+    _Column(heading="FAILED", figure="failed_node_count", form=",.1f"),
+    _Column(heading="RECLAIMED", figure="reclaimed_node_count", form=",.1f"),
     _Column(heading="LOST_GPU_HOURS", figure="lost_gpu_hours", form=",.1f"),
 )
 _ONLY_WHOLE = (_Column(heading="DECISION_MS", figure="decision_ms_p99", form=",.2f"),)
@@ -140,7 +139,7 @@ def _losses_table(study: Study) -> TextTable:
         title="LOSSES OF NODES",
         columns=("POLICY", *(one.heading for one in _LOSSES)),
         rows=tuple((escaped(policy), *_cells(study, policy, "whole", _LOSSES)) for policy in study.policies),
-        note="nodes lost until the last job had ended; RESTARTS per job, for whatever cause",
+        note="nodes lost until the last job had ended; GPU-hours lost for whatever cause",
     )
 
 
