@@ -24,6 +24,7 @@ from arena.units import HOUR_S
 from arena_traces.mapping import default_mapping, uniform_number, with_workloads
 from arena_traces.reading import read_trace
 from arena_traces.trace import Trace
+from arena_traces.trace import order as order_of
 from experiments.arena_traces.run import ITERATIONS_DIVISOR, measured
 from experiments.arena_traces.tables import Tables
 
@@ -93,11 +94,16 @@ class ArrivalSource:
         if self.arrivals is Arrivals.ITP:
             return self._window(seed)
         copies = PAI_COPIES if self.arrivals is Arrivals.PAI else 1
+        plain = self.as_it_is()
+        jobs = shuffled(repeated(plain.jobs, copies), seed)
+        return replace(plain, jobs=jobs, notes=(f"{len(jobs)} jobs, {copies} x the trace, shuffled by seed {seed}",))
+
+    def as_it_is(self) -> Drawn:
+        """Return the jobs of one of Arena's traces where the trace has them."""
         [trace] = self.traces
-        jobs = shuffled([measured(job, self.tables) for job in repeated(trace.jobs, copies)], seed)
-        jobs = [replace(job, step_count=max((job.step_count or 0) // ITERATIONS_DIVISOR, 1)) for job in jobs]
-        notes = (f"{len(jobs)} jobs, {copies} x the trace, shuffled by seed {seed}",)
-        return Drawn(jobs=tuple(jobs), sha256=self._digests(), notes=notes)
+        jobs = (measured(job, self.tables) for job in trace.jobs)
+        fifth = (replace(job, step_count=max((job.step_count or 0) // ITERATIONS_DIVISOR, 1)) for job in jobs)
+        return Drawn(jobs=tuple(fifth), sha256=self._digests(), notes=("the trace as it is",))
 
     def _window(self, seed: int) -> Drawn:
         number = uniform_number(seed, 0, purpose="window") * sum(len(one.jobs) - ITP_JOBS for one in self.traces)
@@ -126,14 +132,14 @@ def _gpu_hours(job: TraceJob) -> float:
     return (job.duration_s or 0.0) * job.gpu_count / HOUR_S
 
 
-def repeated(jobs: tuple[TraceJob, ...], copies: int) -> list[TraceJob]:
+def repeated(jobs: tuple[TraceJob, ...], copies: int) -> tuple[TraceJob, ...]:
     """Return jobs several times end to end, a mean gap between two copies; ids and rows stay unique."""
     if copies == 1:
-        return list(jobs)
+        return jobs
     span_s = jobs[-1].submitted_at_s - jobs[0].submitted_at_s
     period_s = span_s * len(jobs) / (len(jobs) - 1)
     rows = max(job.row for job in jobs)
-    return [
+    return tuple(
         replace(
             job,
             job_id=JobId(f"{job.job_id}-{copy}"),
@@ -142,14 +148,14 @@ def repeated(jobs: tuple[TraceJob, ...], copies: int) -> list[TraceJob]:
         )
         for copy in range(copies)
         for job in jobs
-    ]
+    )
 
 
-def shuffled(jobs: list[TraceJob], seed: int) -> list[TraceJob]:
+def shuffled(jobs: tuple[TraceJob, ...], seed: int) -> tuple[TraceJob, ...]:
     """Return the same arrivals with the jobs in another order; deadlines count from submission and go with the job."""
     order = list(range(len(jobs)))
     random.Random(seed).shuffle(order)
-    moved = [
+    moved = (
         replace(jobs[index], submitted_at_s=arrival.submitted_at_s) for index, arrival in zip(order, jobs, strict=True)
-    ]
-    return sorted(moved, key=lambda job: (job.submitted_at_s, job.row))
+    )
+    return tuple(sorted(moved, key=order_of))

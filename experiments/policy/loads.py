@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
+from experiments.policy.bounds import bound_of, works_of
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.report import table_of
 from experiments.policy.runs import Keeping, figures_of, studied
@@ -96,31 +97,29 @@ def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
             length_sigma=args.length_sigma,
             restart_s=args.restart_s,
         )
-        title = f"{args.arrivals}, load {load:g}, {args.lengths} lengths"
-        found.append(run_setting(bench, setting, args, console, title=title))
+        title = f"{args.arrivals}, load {load:g}, {args.lengths} lengths, restart {args.restart_s:g} s"
+        found.append(run_cases(bench.cases(setting, args.draws), args, console, title=title))
     return {"arrivals": args.arrivals, "gpu_count": cluster(args.gpus_per_type).gpu_count, "settings": found}
 
 
-def run_setting(
-    bench: Bench, setting: Setting, args: argparse.Namespace, console: Console, *, title: str
-) -> dict[str, Any]:
-    """Run all policies in one setting, print their table and return it."""
-    cases = bench.cases(setting, args.draws)
+def run_cases(cases: list[Case], args: argparse.Namespace, console: Console, *, title: str) -> dict[str, Any]:
+    """Run all policies over the draws of one setting, print their table and return it."""
     found = studied(cases, policies_of(args), keeping=keeping_of(args), process_count=args.jobs)
-    rows = figures_of(found)
-    jobs = [len(case.scenario.jobs) for case in cases]
+    bounds = [bound_of(works_of(case), gpu_count=case.scenario.shape.gpu_count) for case in cases]
+    bound_s = float(np.mean([bound.mean_jct_s for bound in bounds]))
+    rows = figures_of(found, bound_s=bound_s)
+    jobs = sorted(len(case.scenario.jobs) for case in cases)
     least = float(np.mean([case.load_at_least for case in cases]))
+    console.print(table_of(title, rows))
     console.print(
-        table_of(
-            f"{title}; {args.draws} draws of {min(jobs)}-{max(jobs)} jobs, {cases[0].scenario.shape.gpu_count} GPUs, "
-            f"restart {setting.restart_s:g} s; load at the least GPU time {least:.2f}",
-            rows,
-        )
+        f"{len(cases)} draws of {jobs[0]}-{jobs[-1]} jobs on {cases[0].scenario.shape.gpu_count} GPUs; load at the "
+        f"least GPU time {least:.2f}; no schedule's average is below {bound_s:,.0f} s\n"
     )
     return {
         "title": title,
         "setting": cases[0].identity["setting"],
         "load_at_least": least,
+        "bounds": [asdict(bound) for bound in bounds],
         "notes": [list(case.notes) for case in cases],
         "policies": rows,
     }
