@@ -111,9 +111,10 @@ def run_cases(cases: list[Case], args: argparse.Namespace, console: Console, *, 
     jobs = sorted(len(case.scenario.jobs) for case in cases)
     least = float(np.mean([case.load_at_least for case in cases]))
     console.print(table_of(title, rows))
+    count = f"{jobs[0]}" if jobs[0] == jobs[-1] else f"{jobs[0]} to {jobs[-1]}"
     console.print(
-        f"{len(cases)} draws of {jobs[0]}-{jobs[-1]} jobs on {cases[0].scenario.shape.gpu_count} GPUs; load at the "
-        f"least GPU time {least:.2f}; no schedule's average is below {bound_s:,.0f} s\n"
+        f"draws: {len(cases)}, jobs: {count}, GPUs: {cases[0].scenario.shape.gpu_count}; load at the least GPU time "
+        f"{least:.2f}; no schedule's average is below {bound_s:,.0f} s\n"
     )
     return {
         "title": title,
