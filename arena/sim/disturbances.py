@@ -98,11 +98,16 @@ class Failures:
         draws = np.random.default_rng([self.seed, name])
         at_s, life = from_s, 1
         while True:
-            at_s += float(draws.exponential(self.mean_uptime_s))
+            at_s += _drawn_s(draws, self.mean_uptime_s)
             yield at_s, _lost(node, life, FAILED)
-            at_s += float(draws.exponential(self.mean_repair_s))
+            at_s += _drawn_s(draws, self.mean_repair_s)
             life += 1
             yield at_s, NodeRegistered(info=_reborn(node, life))
+
+
+def _drawn_s(draws: np.random.Generator, mean_s: float) -> float:
+    """Return an exponential time, in whole milliseconds: the last bits of a logarithm are the machine's own."""
+    return max(round(float(draws.exponential(mean_s)), 3), 0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
