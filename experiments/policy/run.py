@@ -15,14 +15,14 @@ from typing import Any
 from rich.console import Console
 
 from arena.errors import ArenaError
-from experiments.policy import loads, rubick, venus
+from experiments.policy import hesrpt, loads, rubick, venus
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a study, print its tables, write its JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for study in (loads, venus, rubick):
+    for study in (loads, venus, rubick, hesrpt):
         study.add_command(commands)
     args = parser.parse_args(arguments)
     folder = Path(os.environ.get("ARENA_DATA_DIR", "../shared"))
