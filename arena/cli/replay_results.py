@@ -12,7 +12,7 @@ from typing import Any
 from arena.cli.replay_runs import OUTCOME_FIELDS, Document
 from arena.sim.bootstrap import paired_ratio
 
-RATIO_FIGURES = ("avg_jct_s", "p50_jct_s", "p99_jct_s", "avg_slowdown", "makespan_s", "gpu_hours")
+RATIO_FIGURES = ("avg_jct_s", "p50_jct_s", "p99_jct_s", "avg_bounded_slowdown", "makespan_s", "gpu_hours")
 BOOTSTRAP_SEED = 20260501
 
 

@@ -27,7 +27,7 @@ from arena.sim.figures import Figures
 from arena.sim.ledger import JobOutcome
 from arena.sim.study import FlightRecorder, Runner, RunResult, Scenario, policy_for, policy_named
 
-RESULT_VERSION = 3
+RESULT_VERSION = 4
 """Changed whenever the form of a kept result does."""
 
 CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "arena.sim", "arena_traces")

@@ -39,8 +39,8 @@ _TIMES = (
     _Column(heading="AVG_JCT", figure="avg_jct_s"),
     _Column(heading="P50", figure="p50_jct_s"),
     _Column(heading="P99", figure="p99_jct_s"),
-    _Column(heading="SLOWDOWN", figure="avg_slowdown", form=",.2f"),
-    _Column(heading="WAITING", figure="waiting_s"),
+    _Column(heading="SLOWDOWN", figure="avg_bounded_slowdown", form=",.2f"),
+    _Column(heading="WAITING", figure="queue_s"),
     _Column(heading="MAKESPAN", figure="makespan_s"),
 )
 _COSTS = (
@@ -61,7 +61,7 @@ _RATIO_HEADINGS = {
     "avg_jct_s": "AVG_JCT",
     "p50_jct_s": "P50",
     "p99_jct_s": "P99",
-    "avg_slowdown": "SLOWDOWN",
+    "avg_bounded_slowdown": "SLOWDOWN",
     "makespan_s": "MAKESPAN",
     "gpu_hours": "GPU_HOURS",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from arena.errors import SpecError
 from arena.policies.arena_greedy import ArenaGreedy, GreedyRules
@@ -34,19 +35,39 @@ def _greedy(**options: float | None) -> Policy:
     return ArenaGreedy(rules=GreedyRules(**typed))
 
 
-_MAKERS: Mapping[str, tuple[Callable[..., Policy], tuple[str, ...]]] = {
-    "arena-greedy": (_greedy, tuple(inspect.signature(GreedyRules).parameters)),
-    "elastic": (_elastic, tuple(inspect.signature(ElasticRules).parameters)),
-    "fcfs": (FirstComeFirstServed, ()),
-    "fcfs-easy": (EasyBackfill, ()),
-    "srtf": (ShortestRemainingTimeFirst, ()),
-    "tiresias": (Tiresias, ("first_gpu_s", "second_gpu_s")),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A policy that can be asked for.
+
+    Args:
+        options: Names that ``make`` takes.
+        gives_what_is_asked: Whether it leaves a job its GPU type and count, as it was published.
+    """
+
+    make: Callable[..., Policy]
+    options: tuple[str, ...] = ()
+    gives_what_is_asked: bool = False
+
+
+_ENTRIES: Mapping[str, _Entry] = {
+    "arena-greedy": _Entry(make=_greedy, options=tuple(inspect.signature(GreedyRules).parameters)),
+    "elastic": _Entry(make=_elastic, options=tuple(inspect.signature(ElasticRules).parameters)),
+    "fcfs": _Entry(make=FirstComeFirstServed, gives_what_is_asked=True),
+    "fcfs-easy": _Entry(make=EasyBackfill, gives_what_is_asked=True),
+    "srtf": _Entry(make=ShortestRemainingTimeFirst, gives_what_is_asked=True),
+    "tiresias": _Entry(make=Tiresias, options=("first_gpu_s", "second_gpu_s"), gives_what_is_asked=True),
 }
 
 
 def policy_names() -> tuple[str, ...]:
     """Return the names that ``make_policy`` knows, sorted."""
-    return tuple(sorted(_MAKERS))
+    return tuple(sorted(_ENTRIES))
+
+
+def gives_what_is_asked(name: str) -> bool:
+    """Tell whether a policy leaves a job its GPU type and count, as it was published; an unknown one does not."""
+    entry = _ENTRIES.get(name)
+    return entry is not None and entry.gives_what_is_asked
 
 
 def make_policy(name: str, options: Mapping[str, float | None] | None = None) -> Policy:
@@ -55,11 +76,12 @@ def make_policy(name: str, options: Mapping[str, float | None] | None = None) ->
     Raises:
         SpecError: The name or an option is unknown, or an option's value is out of range.
     """
-    if name not in _MAKERS:
+    if name not in _ENTRIES:
         raise SpecError(f"unknown policy {name!r}", fix=f"use one of {', '.join(policy_names())}")
-    make, known = _MAKERS[name]
+    entry = _ENTRIES[name]
+    known = entry.options
     unknown = sorted(set(options or {}) - set(known))
     if unknown:
         allowed = f"use {', '.join(known)}" if known else "it takes none"
         raise SpecError(f"policy {name!r} has no option {unknown[0]!r}", fix=allowed)
-    return make(**(options or {}))
+    return entry.make(**(options or {}))

@@ -22,9 +22,6 @@ from arena.policies.greedy_seats import Ask
 from arena.sim.replay import ReplayJob
 from arena.sim.world import Fate
 
-RIGID_POLICIES = frozenset({"fcfs", "fcfs-easy", "srtf", "tiresias"})
-"""Policies that give a job what it asked for, its GPU type and count, as they were published."""
-
 TRACED = CommandSpec(argv=("traced",))
 """What a job runs of which nothing but its duration is known."""
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.sim.ledger import JobOutcome, Ledger
-from arena.sim.metrics import SLOWDOWN_BOUND_S, Summary, summarise
+from arena.sim.metrics import Summary, summarise
 
 STEADY_FROM, STEADY_TO = 0.1, 0.9
 """Shares of the submissions between which a trace is taken as steady."""
@@ -60,9 +60,6 @@ class Figures:
     """What a table of policies shows of a run or of its steady window.
 
     Args:
-        avg_slowdown: Mean of max(1, JCT / max(alone, 10 s)): its denominator is the same under every policy, so it sees
-            the time that a job is suspended, which the usual bounded slowdown takes for running.
-        waiting_s: Mean time without GPUs, before the first start and between attempts.
         p99_jct_s_by_size: By class of GPUs asked for, e.g. ``5-8``; only classes that have jobs.
         deadline_count: Jobs with a deadline.
         deadline_met_count: Of those, the ones that succeeded in time.
@@ -72,8 +69,6 @@ class Figures:
 
     summary: Summary
     cancelled_count: int
-    avg_slowdown: float
-    waiting_s: float
     p99_jct_s_by_size: Mapping[str, float]
     deadline_count: int
     deadline_met_count: int
@@ -92,50 +87,38 @@ def steady_window(submitted_at_s: Sequence[float]) -> Window | None:
     return Window(from_s=from_s, to_s=to_s) if from_s < to_s else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of jobs that ended beyond their outcomes.
-
-    Args:
-        rhos: Finish-time fairness (``finish_time_fairness``).
-        held_s: How long each had GPUs.
-    """
-
-    rhos: Mapping[JobId, float]
-    held_s: Mapping[JobId, float]
-
-
-def figures(ledger: Ledger, needs: Mapping[JobId, Need], *, gpu_count: int, facts: Facts) -> Figures:
+def figures(ledger: Ledger, needs: Mapping[JobId, Need], *, gpu_count: int, rhos: Mapping[JobId, float]) -> Figures:
     """Return the figures of a whole run.
 
     Args:
         needs: Of every job that was submitted.
         gpu_count: GPUs of the cluster.
+        rhos: Finish-time fairness of the jobs that ended (``finish_time_fairness``).
     """
-    summary = summarise(ledger, submitted_count=len(needs), gpu_count=gpu_count)
-    return _figures(summary, ledger.outcomes, needs, facts)
+    summary = summarise(ledger, submitted_count=len(needs), gpu_count=gpu_count, alone_s=_alone_s(needs))
+    return _figures(summary, ledger.outcomes, needs, rhos)
 
 
 def window_figures(
-    ledger: Ledger, needs: Mapping[JobId, Need], window: Window, *, gpu_count: int, facts: Facts
+    ledger: Ledger, needs: Mapping[JobId, Need], window: Window, *, gpu_count: int, rhos: Mapping[JobId, float]
 ) -> Figures:
     """Return the figures of the jobs of a window; ``needs`` are those of its jobs."""
     outcomes = [one for one in ledger.outcomes if one.job_id in needs]
     part = Ledger(outcomes=outcomes, busy=ledger.busy, decision_count=ledger.decision_count)
-    summary = summarise(part, submitted_count=len(needs), gpu_count=gpu_count)
+    summary = summarise(part, submitted_count=len(needs), gpu_count=gpu_count, alone_s=_alone_s(needs))
     held = held_gpu_seconds(ledger.busy, window)
     summary = replace(summary, utilisation=held / (gpu_count * (window.to_s - window.from_s)))
-    return _figures(summary, outcomes, needs, facts)
+    return _figures(summary, outcomes, needs, rhos)
 
 
-def _figures(summary: Summary, outcomes: Sequence[JobOutcome], needs: Mapping[JobId, Need], facts: Facts) -> Figures:
-    rho = np.array([facts.rhos[one.job_id] for one in outcomes] or [np.nan])
+def _figures(
+    summary: Summary, outcomes: Sequence[JobOutcome], needs: Mapping[JobId, Need], rhos: Mapping[JobId, float]
+) -> Figures:
+    rho = np.array([rhos[one.job_id] for one in outcomes] or [np.nan])
     due = {one.job_id: one for one in outcomes if needs[one.job_id].deadline_s is not None}
     return Figures(
         summary=summary,
         cancelled_count=sum(one.state is JobState.CANCELLED for one in outcomes),
-        avg_slowdown=_mean([_slowdown(one, needs[one.job_id]) for one in outcomes]),
-        waiting_s=_mean([one.completion_s - facts.held_s.get(one.job_id, 0.0) for one in outcomes]),
         p99_jct_s_by_size=_p99_by_size(outcomes, needs),
         deadline_count=sum(need.deadline_s is not None for need in needs.values()),
         deadline_met_count=sum(_is_in_time(one, needs[job_id]) for job_id, one in due.items()),
@@ -145,12 +128,8 @@ def _figures(summary: Summary, outcomes: Sequence[JobOutcome], needs: Mapping[Jo
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
-
-
-def _slowdown(outcome: JobOutcome, need: Need) -> float:
-    return max(1.0, outcome.completion_s / max(need.alone_s, SLOWDOWN_BOUND_S))
+def _alone_s(needs: Mapping[JobId, Need]) -> dict[JobId, float]:
+    return {job_id: need.alone_s for job_id, need in needs.items()}
 
 
 def _is_in_time(outcome: JobOutcome, need: Need) -> bool:

@@ -18,6 +18,7 @@ class JobOutcome:
         gpu_seconds: All that its attempts held, from launch to verified end.
         lost_gpu_seconds: What of it went to starting, loading, saving and repeated steps.
         attempt_count: Launches; one less is the number of restarts.
+        held_s: How long it had GPUs, from each launch to the verified end.
     """
 
     job_id: JobId
@@ -29,6 +30,7 @@ class JobOutcome:
     gpu_seconds: float
     lost_gpu_seconds: float
     attempt_count: int
+    held_s: float
 
     @property
     def completion_s(self) -> float:
@@ -40,6 +42,11 @@ class JobOutcome:
         """From submission to the first launch, or to the end of a job that never had one."""
         started = self.ended_at_s if self.first_started_at_s is None else self.first_started_at_s
         return started - self.submitted_at_s
+
+    @property
+    def waiting_s(self) -> float:
+        """Without GPUs: before its first launch, while suspended and between attempts."""
+        return self.completion_s - self.held_s
 
     @property
     def restart_count(self) -> int:
@@ -55,6 +62,7 @@ class _Account:
     gpu_seconds: float = 0.0
     lost_gpu_seconds: float = 0.0
     attempt_count: int = 0
+    held_s: float = 0.0
     kept_step: int = 0
     step_gpu_seconds: float = 0.0
 
@@ -99,6 +107,7 @@ class Ledger:
         count = attempt.group.gpu_count
         self._hold(at_s, -count)
         held_s = attempt.ended_at_s - attempt.launched_at_s
+        account.held_s += held_s
         account.gpu_seconds += count * held_s
         steps = _kept_steps(attempt)
         account.step_gpu_seconds = count * (attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0)
@@ -126,6 +135,7 @@ class Ledger:
                 gpu_seconds=account.gpu_seconds,
                 lost_gpu_seconds=account.lost_gpu_seconds,
                 attempt_count=account.attempt_count,
+                held_s=account.held_s,
             )
         )
 

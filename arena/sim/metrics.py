@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.sim.ledger import JobOutcome, Ledger
 
@@ -20,6 +21,9 @@ class Summary:
 
     Args:
         unfinished_count: Jobs that had not ended when the run did; they have no completion time.
+        avg_bounded_slowdown: Mean of max(1, JCT / max(alone, 10 s)), where ``alone`` is how long the job takes by
+            itself, the same under every policy (Feitelson et al. 1997); how long it had GPUs, where that is not known.
+        queue_s: Mean time without GPUs: before the first launch, while suspended and between attempts.
         lost_share: Share of the GPU-hours that went to starting, loading, saving and repeated steps.
         utilisation: Held GPU-seconds over capacity, from the first submission to the last end.
     """
@@ -42,12 +46,15 @@ class Summary:
     decision_count: int
 
 
-def summarise(ledger: Ledger, *, submitted_count: int, gpu_count: int) -> Summary:
+def summarise(
+    ledger: Ledger, *, submitted_count: int, gpu_count: int, alone_s: Mapping[JobId, float] | None = None
+) -> Summary:
     """Return the figures of a run.
 
     Args:
         submitted_count: Jobs that were submitted.
         gpu_count: GPUs of the cluster.
+        alone_s: How long jobs take by themselves on what they ask for.
     """
     outcomes = ledger.outcomes
     jct_s = np.array([one.completion_s for one in outcomes] or [np.nan])
@@ -64,8 +71,8 @@ def summarise(ledger: Ledger, *, submitted_count: int, gpu_count: int) -> Summar
         p50_jct_s=float(p50_s),
         p99_jct_s=float(p99_s),
         max_jct_s=float(jct_s.max()),
-        avg_bounded_slowdown=_mean([_bounded_slowdown(one) for one in outcomes]),
-        queue_s=_mean([one.queued_s for one in outcomes]),
+        avg_bounded_slowdown=_mean([_bounded_slowdown(one, alone_s or {}) for one in outcomes]),
+        queue_s=_mean([one.waiting_s for one in outcomes]),
         makespan_s=makespan_s,
         gpu_hours=held_s / 3600,
         lost_gpu_hours=lost_s / 3600,
@@ -80,6 +87,6 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _bounded_slowdown(outcome: JobOutcome) -> float:
-    run_s = max(outcome.completion_s - outcome.queued_s, SLOWDOWN_BOUND_S)
-    return max(outcome.completion_s / run_s, 1.0)
+def _bounded_slowdown(outcome: JobOutcome, alone_s: Mapping[JobId, float]) -> float:
+    run_s = alone_s.get(outcome.job_id, outcome.held_s)
+    return max(outcome.completion_s / max(run_s, SLOWDOWN_BOUND_S), 1.0)

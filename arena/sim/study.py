@@ -22,13 +22,12 @@ from arena.engine.ports import Step
 from arena.errors import SpecError
 from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
-from arena.policies.registry import make_policy
-from arena.sim.asks import RIGID_POLICIES, Asked, Lengths, replay_jobs
+from arena.policies.registry import gives_what_is_asked, make_policy
+from arena.sim.asks import Asked, Lengths, replay_jobs
 from arena.sim.checks import Watchdog
 from arena.sim.costs import SimCosts
 from arena.sim.disturbances import RECLAIMED, Disturbance
 from arena.sim.figures import (
-    Facts,
     Figures,
     Need,
     Window,
@@ -182,7 +181,7 @@ class Runner:
             InternalError: An invariant of the engine broke.
         """
         scenario = self.scenario
-        is_rigid = scenario.is_rigid if scenario.is_rigid is not None else policy.name in RIGID_POLICIES
+        is_rigid = scenario.is_rigid if scenario.is_rigid is not None else gives_what_is_asked(policy.name)
         watchdog = Watchdog(devices=frozenset(all_devices(scenario.shape)))
         devices = drawn_devices(scenario.shape)
         paces = {one.job.job_id: one.step_s for one in scenario.jobs}
@@ -223,7 +222,6 @@ def _result(
 ) -> RunResult:
     needs, gpu_count = scenario.needs(), scenario.shape.gpu_count
     rhos = finish_time_fairness(ledger.outcomes, needs, gpu_count=gpu_count)
-    facts = Facts(rhos=rhos, held_s=timeline.held_s)
     window = steady_window([one.job.submitted_at_s for one in scenario.jobs])
     return RunResult(
         policy=label,
@@ -231,8 +229,8 @@ def _result(
         is_rigid=is_rigid,
         digest=digest_of(ledger.outcomes),
         losses=losses,
-        whole=figures(ledger, needs, gpu_count=gpu_count, facts=facts),
-        steady=_steady(scenario, ledger, window, needs, facts),
+        whole=figures(ledger, needs, gpu_count=gpu_count, rhos=rhos),
+        steady=_steady(scenario, ledger, window, needs, rhos),
         window=window,
         outcomes=tuple(ledger.outcomes),
         rhos=rhos,
@@ -247,13 +245,13 @@ def _steady(
     ledger: Ledger,
     window: Window | None,
     needs: Mapping[JobId, Need],
-    facts: Facts,
+    rhos: Mapping[JobId, float],
 ) -> Figures | None:
     if window is None:
         return None
     submitted = {one.job.job_id: one.job.submitted_at_s for one in scenario.jobs}
     inside = {job_id: need for job_id, need in needs.items() if window.from_s <= submitted[job_id] <= window.to_s}
-    return window_figures(ledger, inside, window, gpu_count=scenario.shape.gpu_count, facts=facts)
+    return window_figures(ledger, inside, window, gpu_count=scenario.shape.gpu_count, rhos=rhos)
 
 
 def _series(ledger: Ledger, timeline: Timeline) -> Series:

@@ -45,15 +45,11 @@ class Timeline:
     Args:
         step_s_by_job: Seconds per step of each job on what it asked for.
         rows: GPUs whose bars are kept, with their index.
-
-    Attributes:
-        held_s: How long each job had GPUs.
     """
 
     step_s_by_job: Mapping[JobId, float]
     rows: Mapping[DeviceId, int]
     bars: list[Bar] = field(default_factory=list)
-    held_s: dict[JobId, float] = field(default_factory=dict)
     _drawn: dict[JobId, None] = field(default_factory=dict)
     _is_full: bool = False
     _from_s: array[float] = field(default_factory=lambda: array("d"))
@@ -65,8 +61,6 @@ class Timeline:
         for attempt in step.attempts:
             if attempt.ended_at_s is None:
                 continue
-            held_s = attempt.ended_at_s - attempt.launched_at_s
-            self.held_s[attempt.job_id] = self.held_s.get(attempt.job_id, 0.0) + held_s
             self._ran(attempt, attempt.ended_at_s)
             if not self._is_full:
                 self._draw(attempt, attempt.ended_at_s)

@@ -28,8 +28,7 @@ from arena.engine.ports import Step
 from arena.errors import ArenaError
 from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
-from arena.policies.registry import make_policy
-from arena.sim.asks import RIGID_POLICIES
+from arena.policies.registry import gives_what_is_asked, make_policy
 from arena.sim.costs import ConstantRestart, PerGpuRestart, RestartCost, SimCosts
 from arena.sim.metrics import Summary, summarise
 from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
@@ -115,7 +114,7 @@ def run_policy(name: str, jobs: Sequence[TraceJob], tables: Tables, args: argpar
         costs=rules.costs(name),
         config=replace(REPLAY_CONFIG, decide_after_s=0.0),
     )
-    asked = [replay_job(job, is_rigid=name in RIGID_POLICIES) for job in jobs]
+    asked = [replay_job(job, is_rigid=gives_what_is_asked(name)) for job in jobs]
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=len(asked))
 

@@ -9,7 +9,6 @@ from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.sim.bootstrap import paired_ratio
 from arena.sim.figures import (
-    Facts,
     Need,
     Window,
     binned,
@@ -24,7 +23,13 @@ from arena.sim.ledger import JobOutcome, Ledger
 
 
 def outcome(
-    name: str, submitted_at_s: float, started_at_s: float, ended_at_s: float, *, state: JobState = JobState.SUCCEEDED
+    name: str,
+    submitted_at_s: float,
+    started_at_s: float,
+    ended_at_s: float,
+    *,
+    state: JobState = JobState.SUCCEEDED,
+    held_s: float | None = None,
 ) -> JobOutcome:
     return JobOutcome(
         job_id=JobId(name),
@@ -36,6 +41,7 @@ def outcome(
         gpu_seconds=ended_at_s - started_at_s,
         lost_gpu_seconds=0.0,
         attempt_count=1,
+        held_s=ended_at_s - started_at_s if held_s is None else held_s,
     )
 
 
@@ -63,7 +69,7 @@ def test_a_job_that_waits_on_an_idle_cluster_is_treated_unfairly() -> None:
     outcomes = [outcome("a", 0.0, 50.0, 150.0), outcome("b", 200.0, 200.0, 300.0)]
     needs = {JobId("a"): need(), JobId("b"): need()}
     rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
-    found = figures(Ledger(outcomes=outcomes, busy=[(50.0, 1)]), needs, gpu_count=8, facts=Facts(rhos=rhos, held_s={}))
+    found = figures(Ledger(outcomes=outcomes, busy=[(50.0, 1)]), needs, gpu_count=8, rhos=rhos)
     assert (found.rho_max, found.unfair_share) == (pytest.approx(1.5), 0.5)
 
 
@@ -77,26 +83,27 @@ def test_deadlines_are_met_by_who_succeeds_in_time() -> None:
     due = need(deadline_s=50.0)
     needs = {JobId(name): due for name in ("met", "late", "cancelled", "unfinished")} | {JobId("free"): need()}
     rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
-    found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, facts=Facts(rhos=rhos, held_s={}))
+    found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
     assert (found.deadline_count, found.deadline_met_count, found.cancelled_count) == (4, 1, 1)
     assert found.summary.unfinished_count == 1
 
 
 def test_time_without_gpus_counts_as_waiting_and_slows_down_whenever_it_is() -> None:
     """Alone 100 s: one waits 100 s before it starts, one is suspended for 200 s, one is done in half the time."""
-    outcomes = [outcome("late", 0.0, 100.0, 200.0), outcome("held", 0.0, 0.0, 300.0), outcome("fast", 0.0, 0.0, 50.0)]
+    outcomes = [
+        outcome("late", 0.0, 100.0, 200.0),
+        outcome("held", 0.0, 0.0, 300.0, held_s=100.0),
+        outcome("fast", 0.0, 0.0, 50.0),
+    ]
     needs = {JobId(name): need() for name in ("late", "held", "fast")}
     rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
-    held_s = {JobId("late"): 100.0, JobId("held"): 100.0, JobId("fast"): 50.0}
     ledger = Ledger(outcomes=outcomes, busy=[(0.0, 3)])
-    found = figures(ledger, needs, gpu_count=8, facts=Facts(rhos=rhos, held_s=held_s))
-    assert found.avg_slowdown == pytest.approx((2.0 + 3.0 + 1.0) / 3)
-    assert found.waiting_s == pytest.approx((100.0 + 200.0 + 0.0) / 3)
+    found = figures(ledger, needs, gpu_count=8, rhos=rhos)
+    assert found.summary.avg_bounded_slowdown == pytest.approx((2.0 + 3.0 + 1.0) / 3)
+    assert found.summary.queue_s == pytest.approx((100.0 + 200.0 + 0.0) / 3)
     tiny = {JobId("late"): need(alone_s=1.0)}
-    found = figures(
-        Ledger(outcomes=outcomes[:1], busy=[(0.0, 1)]), tiny, gpu_count=8, facts=Facts(rhos=rhos, held_s=held_s)
-    )
-    assert found.avg_slowdown == pytest.approx(20.0)
+    found = figures(Ledger(outcomes=outcomes[:1], busy=[(0.0, 1)]), tiny, gpu_count=8, rhos=rhos)
+    assert found.summary.avg_bounded_slowdown == pytest.approx(20.0)
 
 
 def test_jobs_are_classed_by_the_gpus_that_they_ask_for() -> None:
@@ -106,7 +113,7 @@ def test_jobs_are_classed_by_the_gpus_that_they_ask_for() -> None:
     outcomes = [outcome("a", 0.0, 0.0, 10.0), outcome("b", 0.0, 0.0, 30.0), outcome("c", 0.0, 0.0, 50.0)]
     needs = {JobId("a"): need(1), JobId("b"): need(3), JobId("c"): need(200)}
     rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
-    found = figures(Ledger(outcomes=outcomes, busy=[(0.0, 3)]), needs, gpu_count=8, facts=Facts(rhos=rhos, held_s={}))
+    found = figures(Ledger(outcomes=outcomes, busy=[(0.0, 3)]), needs, gpu_count=8, rhos=rhos)
     assert found.p99_jct_s_by_size == {"1": 10.0, "2-4": 30.0, "65+": 50.0}
 
 
@@ -124,9 +131,7 @@ def test_a_window_holds_its_jobs_and_its_own_utilisation() -> None:
     busy = [(0.0, 1), (10.0, 0), (20.0, 1), (60.0, 0)]
     rhos = {JobId("before"): 1.0, JobId("inside"): 1.0}
     window = Window(from_s=10.0, to_s=30.0)
-    found = window_figures(
-        Ledger(outcomes=outcomes, busy=busy), needs, window, gpu_count=2, facts=Facts(rhos=rhos, held_s={})
-    )
+    found = window_figures(Ledger(outcomes=outcomes, busy=busy), needs, window, gpu_count=2, rhos=rhos)
     assert (found.summary.job_count, found.summary.avg_jct_s) == (1, 40.0)
     assert found.summary.utilisation == pytest.approx(10.0 / 40.0)
 
