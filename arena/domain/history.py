@@ -32,8 +32,8 @@ ENDED_JOBS_MAX = 4096
 CUT_SHARE = 0.95
 """A job that ran for this share of its time limit was cut by it: worker and scheduler measure from different steps."""
 
-_UNIT = 2.0**20
-"""Of a logarithm; a millionth is far below what declarations are worth."""
+LOG_UNIT = 2.0**20
+"""Units of a logarithm; a millionth is far below what declarations are worth."""
 
 
 class LogMoments(NamedTuple):
@@ -49,24 +49,18 @@ class LogMoments(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Mean of the logarithms; 0 of none."""
-        return self.total / (self.job_count * _UNIT) if self.job_count else 0.0
-
-    @property
-    def squares_about_mean(self) -> float:
-        """Sum of the squared distances from the mean."""
-        if not self.job_count:
-            return 0.0
-        return (self.job_count * self.square_total - self.total * self.total) / (self.job_count * _UNIT * _UNIT)
+        """Mean of the logarithms themselves; 0 of none."""
+        return self.total / (self.job_count * LOG_UNIT) if self.job_count else 0.0
 
     @property
     def variance(self) -> float:
-        """Variance about the mean, of the values themselves."""
-        return self.squares_about_mean / self.job_count if self.job_count else 0.0
+        """Their mean squared distance from it."""
+        count, total, square_total = self
+        return (count * square_total - total * total) / (count * LOG_UNIT) ** 2 if count else 0.0
 
 
 Moments = Map[LengthKey, LogMoments]
-_NOTHING = LogMoments()
+NO_MOMENTS = LogMoments()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +167,7 @@ def _was_cut(job: JobRecord) -> bool:
 
 
 def _logarithm(value: float) -> int:
-    return round(math.log(value) * _UNIT)
+    return round(math.log(value) * LOG_UNIT)
 
 
 def _inserted(window: Map[int, EndedJob], oldest_index: int, new: EndedJob) -> Map[int, EndedJob]:
@@ -206,6 +200,6 @@ def _with(moments: Moments, keys: tuple[LengthKey, ...], value: int | None, time
     if value is None:
         return moments
     for key in keys:
-        new = moments.get(key, _NOTHING).plus(value, times)
+        new = moments.get(key, NO_MOMENTS).plus(value, times)
         moments = moments.set(key, new) if new.job_count else moments.delete(key)
     return moments

@@ -1,0 +1,118 @@
+"""Mean and spread of the logarithm of a job's length, learned from a history under a prior. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import chain
+
+import numpy as np
+
+from arena.domain.history import LOG_UNIT, NO_MOMENTS, LengthHistory, Moments
+from arena.policies.gittins import SIGMA_MIN, Floats
+
+
+class BeliefSource(StrEnum):
+    """Where a belief comes from."""
+
+    DECLARED = "declared"
+    WORKLOAD = "workload"
+    USER = "user"
+    CLUSTER = "cluster"
+    ATTAINED = "attained"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthPrior:
+    """What is believed of logarithms of lengths before any job has ended, and how soon the history outweighs it.
+
+    Args:
+        declared_sigma: Spread of actual about declared steps.
+        bias_sigma: How much the mean ratio differs among users, and among a user's kinds of work; > 0.
+        length_sigma: Spread of the lengths of jobs that declare nothing.
+        kind_sigma: How much their typical length differs among users, and among kinds of work; > 0.
+        job_weight: Jobs that a spread believed from the level above is worth.
+    """
+
+    declared_sigma: float = 0.5
+    bias_sigma: float = 0.3
+    length_sigma: float = 2.0
+    kind_sigma: float = 1.5
+    job_weight: float = 1.0
+
+
+DEFAULT_PRIOR = LengthPrior()
+
+
+JobKey = tuple[str, str]
+"""User and workload of a job."""
+
+_Estimate = tuple[Floats, Floats]
+"""Mean and variance of logarithms, ``[jobs]``."""
+
+
+def declared_ratios(history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey]) -> tuple[Floats, Floats]:
+    """Return mean and sigma of the logarithm of actual to declared steps, ``[jobs]``."""
+    found = np.zeros(len(keys)), np.full(len(keys), prior.declared_sigma**2)
+    for moments in _levels(history.ratios, keys):
+        found = _shrunk(found, moments, prior.bias_sigma, prior.job_weight)
+    # Surer than this one step too many would refute it, and the pace between reports is not known so well.
+    return found[0], np.maximum(np.sqrt(found[1]), SIGMA_MIN if prior.declared_sigma else 0.0)
+
+
+def usual_lengths(
+    history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey], gpu_s_per_step: Floats
+) -> tuple[Floats, Floats]:
+    """Return median and sigma of the steps of jobs that declare none, ``[jobs]``; a NaN median is unknown."""
+    count, everybody = len(keys), history.gpu_s.get((), NO_MOMENTS)
+    if not everybody.job_count:
+        return np.full(count, np.nan), np.zeros(count)
+    found = np.full(count, everybody.mean), np.full(count, prior.length_sigma**2)
+    levels = [found := _shrunk(found, one, prior.kind_sigma, prior.job_weight) for one in _levels(history.gpu_s, keys)]
+    steps = _of_keys(history.steps, keys)
+    # Where steps of the same work are known, they say more of it than its GPU-seconds.
+    mean, variance = np.where(steps[:, 0] > 0, levels[1], levels[2])
+    mean, variance = _shrunk((mean - np.log(gpu_s_per_step), variance), steps, prior.kind_sigma, prior.job_weight)
+    return np.exp(mean), np.maximum(np.sqrt(variance), SIGMA_MIN)
+
+
+def source_of_length(history: LengthHistory, key: JobKey) -> BeliefSource:
+    """Return where the belief about a job that declares nothing comes from."""
+    if key in history.gpu_s:
+        return BeliefSource.WORKLOAD
+    if key[:1] in history.gpu_s:
+        return BeliefSource.USER
+    return BeliefSource.CLUSTER if () in history.gpu_s else BeliefSource.ATTAINED
+
+
+def _levels(moments: Moments, keys: Sequence[JobKey]) -> tuple[Floats, Floats, Floats]:
+    """Return what was seen of everybody, of each job's user, and of its user and workload."""
+    everybody = np.array([moments.get((), NO_MOMENTS)], dtype=np.float64)
+    return everybody, _of_keys(moments, [key[:1] for key in keys]), _of_keys(moments, keys)
+
+
+def _of_keys(moments: Moments, keys: Sequence[tuple[str, ...]]) -> Floats:
+    """Return count, total and total of squares of each key, ``[keys, 3]``."""
+    row_of: dict[tuple[str, ...], int] = {}
+    rows = [row_of.setdefault(key, len(row_of)) for key in keys]  # many jobs share one, and a row takes its time
+    numbers = chain.from_iterable(moments.get(key, NO_MOMENTS) for key in row_of)
+    return np.fromiter(numbers, dtype=np.float64, count=3 * len(row_of)).reshape(len(row_of), 3)[rows]
+
+
+def _shrunk(above: _Estimate, moments: Floats, spread_sigma: float, weight: float) -> _Estimate:
+    """Return mean and variance of a level from those of the level above and what was seen at it.
+
+    The mean is that of a normal one about the mean above with ``spread_sigma``; the variance is about this mean, with
+    the variance above counted as ``weight`` more observations. Jobs of a level are among those of the level above, as
+    in back-off smoothing: where all agree, each level says so again, and certainty comes within a few jobs.
+    """
+    mean, variance = above
+    count, total, square_total = moments.T
+    some = np.maximum(count, 1.0)
+    seen = total / (some * LOG_UNIT)
+    squares = np.maximum(square_total - total * total / some, 0.0) / LOG_UNIT**2
+    doubt = variance / spread_sigma**2
+    new = np.where(count > 0, (doubt * mean + count * seen) / (doubt + some), mean)
+    squares = squares + count * (seen - new) ** 2
+    return new, (weight * variance + squares) / (weight + count)
