@@ -84,7 +84,6 @@ def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
         transition=AttemptTransition.RESTART if epoch > 1 else AttemptTransition.START,
         predecessor=job.predecessor,
     )
-    draft.unreserve(target.allocation.node_ids, target.allocation.device_ids)
     draft.hold(attempt)
     draft.put_attempt(attempt)
     draft.put_job(

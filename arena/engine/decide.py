@@ -68,7 +68,7 @@ def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset())
         now_s=draft.now_s,
         decision_index=index,
         jobs=state.jobs,
-        waiting=tuple(job_id for job_id in state.waiting if job_id not in without) if without else state.waiting,
+        waiting=tuple(job_id for job_id in state.queue if job_id not in without) if without else state.queue,
         holding=state.holding,
         grids=state.grids,
         capacity=state.capacity,
@@ -92,7 +92,7 @@ def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
 
 
 def _ask_without_culprit(draft: Draft, policy: Policy, index: int, error: str) -> Decision:
-    suspects = draft.state.waiting[: -SUSPECTS_MAX - 1 : -1]
+    suspects = draft.state.queue[: -SUSPECTS_MAX - 1 : -1]
     for job_id in suspects:
         try:
             view = _snapshot(draft, index, without=frozenset({job_id}))

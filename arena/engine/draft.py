@@ -6,7 +6,10 @@ the next ``ClusterState``; if a handler raises, the draft is dropped and nothing
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from immutables import Map
 
 from arena.domain.cluster import NodeState
 from arena.domain.commands import Command
@@ -22,7 +25,7 @@ from arena.domain.records import (
     JobState,
     NodeRecord,
 )
-from arena.domain.replacing import replace
+from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
@@ -32,7 +35,11 @@ from arena.policies.base import Decision, Holding
 
 
 class Draft:
-    """A state being changed by one event at one instant."""
+    """A state being changed by one event at one instant.
+
+    Attributes:
+        state: The state so far; changed through the methods only.
+    """
 
     def __init__(self, state: ClusterState, event: Event, now_s: float, config: EngineConfig) -> None:
         self.now_s = now_s
@@ -40,22 +47,18 @@ class Draft:
         self.decision: Decision | None = None
         self._event = event
         # A private copy, changed in place until the step is finished: a new one for each change took most of the time.
-        self._state = replace(state)
+        self.state = thaw(state)
+        self._open: Any = self.state
         self._commands: list[Command] = []
         self._history: list[HistoryEntry] = []
         self._jobs: dict[JobId, JobRecord] = {}
         self._attempts: dict[AttemptId, AttemptRecord] = {}
         self._nodes: dict[NodeId, NodeRecord] = {}
 
-    @property
-    def state(self) -> ClusterState:
-        """The state so far."""
-        return self._state
-
     def update(self, **changes: object) -> None:
         """Replace fields of the state; handlers outside this module replace only those that are not indexes."""
         for name, value in changes.items():
-            object.__setattr__(self._state, name, value)  # frozen for everybody else
+            setattr(self._open, name, value)
 
     def command(self, command: Command) -> None:
         """Add a command, to be sent once this step is durable."""
@@ -73,7 +76,7 @@ class Draft:
         **data: object,
     ) -> None:
         """Add a history entry."""
-        index = self._state.history_index + 1
+        index = self._open.history_index = self.state.history_index + 1
         self._history.append(
             HistoryEntry(
                 index=index,
@@ -86,7 +89,6 @@ class Draft:
                 data={key: value for key, value in data.items() if value is not None},
             )
         )
-        self.update(history_index=index)
 
     # Records
 
@@ -96,19 +98,23 @@ class Draft:
         Raises:
             InternalError: The change of state is not legal.
         """
-        before = self._state.jobs.get(job.job_id)
+        state, job_id = self.state, job.job_id
+        before = state.jobs.get(job_id)
         if before is not None and before.state is not job.state:
-            check_transition(JOB_TRANSITIONS, before.state, job.state, f"job {job.job_id}")
+            check_transition(JOB_TRANSITIONS, before.state, job.state, f"job {job_id}")
             job = replace(job, changed_at_s=self.now_s)
             self._record_job_state(job, before.state)
-        self._jobs[job.job_id] = job
-        jobs = self._state.jobs
-        self.update(jobs=jobs.delete(job.job_id) if job.state.is_terminal else jobs.set(job.job_id, job))
+        self._jobs[job_id] = job
         if job.state.is_terminal:
-            self._forget_job(job.job_id)
-            self.update(lengths=self._state.lengths.after(job))
-        self.refresh_queue(job, before)
-        self.refresh_holding(job.job_id)
+            self._open.jobs = state.jobs.delete(job_id)
+            self._open.lengths = state.lengths.after(job)
+            self._forget_job(job_id)
+        else:
+            self._open.jobs = state.jobs.set(job_id, job)
+        if job.state is JobState.QUEUED or (before is not None and before.state is JobState.QUEUED):
+            self.refresh_queue(job, before)
+        if before is None or _may_hold_otherwise(before, job):
+            self.refresh_holding(job_id)
 
     def _record_job_state(self, job: JobRecord, before: JobState) -> None:
         self.record(
@@ -122,36 +128,27 @@ class Draft:
         )
 
     def _forget_job(self, job_id: JobId) -> None:
-        state = self._state
+        state = self.state
         if job_id in state.grids:
-            self.update(grids=state.grids.delete(job_id), grid_shapes=state.grid_shapes.delete(job_id))
+            self._open.grids, self._open.grid_shapes = state.grids.delete(job_id), state.grid_shapes.delete(job_id)
 
     def refresh_queue(self, job: JobRecord, before: JobRecord | None = None) -> None:
         """Put a job into the queue, or take it out, as its record says."""
-        queue, waiting = self._state.queue, self._state.waiting
+        queue = self.state.queue
         old_key = before.queue_key if before is not None else job.queue_key
-        position = bisect_left(queue, old_key)
-        is_queued = position < len(queue) and queue[position] == old_key
-        wanted = wants_devices(job, self.now_s) and job.job_id in self._state.grids
-        if is_queued and not wanted:
-            queue = (*queue[:position], *queue[position + 1 :])
-            waiting = (*waiting[:position], *waiting[position + 1 :])
-        elif wanted and not is_queued:
-            queue = (*queue[:position], job.queue_key, *queue[position:])
-            waiting = (*waiting[:position], job.job_id, *waiting[position:])
-        else:
-            return
-        self.update(queue=queue, waiting=waiting, decision_due=True)
+        is_queued = queue.has(old_key)
+        is_wanted = wants_devices(job, self.now_s) and job.job_id in self.state.grids
+        if is_queued is not is_wanted:
+            self._open.queue = queue.without(old_key) if is_queued else queue.with_key(job.queue_key)
+            self._open.decision_due = True
 
     def refresh_holding(self, job_id: JobId) -> None:
         """Recompute what a job has or is about to have."""
-        holding = self._holding(self._state.jobs.get(job_id))
-        known = self._state.holding
-        if holding is None:
-            if job_id in known:
-                self.update(holding=known.delete(job_id))
-        elif known.get(job_id) != holding:
-            self.update(holding=known.set(job_id, holding))
+        holding, known = self._holding(self.state.jobs.get(job_id)), self.state.holding
+        if holding is not None:
+            self._open.holding = known.set(job_id, holding)
+        elif job_id in known:
+            self._open.holding = known.delete(job_id)
 
     def _holding(self, job: JobRecord | None) -> Holding | None:
         if job is None:
@@ -166,7 +163,7 @@ class Draft:
                 movable=False,
                 since_s=target.decided_at_s,
             )
-        attempt = self._state.attempts.get(job.attempt_id) if job.attempt_id else None
+        attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
         if attempt is None:
             return None
         return Holding(
@@ -184,82 +181,96 @@ class Draft:
         Raises:
             InternalError: The change of state is not legal.
         """
-        before = self._state.attempts.get(attempt.attempt_id)
-        if before is not None:
-            check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, f"attempt {attempt.attempt_id}")
-        self._attempts[attempt.attempt_id] = attempt
-        attempts = self._state.attempts
-        self.update(
-            attempts=attempts.set(attempt.attempt_id, attempt)
-            if attempt.is_live
-            else attempts.delete(attempt.attempt_id),
-        )
-        if before is None or before.state is not attempt.state:
+        name, attempts = attempt.attempt_id, self.state.attempts
+        before = attempts.get(name)
+        if before is not None and before.state is not attempt.state:
+            check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, f"attempt {name}")
+        self._attempts[name] = attempt
+        self._open.attempts = attempts.set(name, attempt) if attempt.is_live else attempts.delete(name)
+        if before is not None and before.state is not attempt.state and _is_holding_changed(before, attempt):
             self.refresh_holding(attempt.job_id)
 
     def put_node(self, node: NodeRecord) -> None:
         """Store a node; capacity follows. A change of state is recorded in the history."""
-        before = self._state.nodes.get(node.node_id)
+        node_id, nodes = node.node_id, self.state.nodes
+        before = nodes.get(node_id)
+        self._nodes[node_id] = node
+        self._open.nodes = nodes.set(node_id, node)
+        if before is not None and before.info is node.info and before.state is node.state:
+            if before.is_usable is not node.is_usable:
+                self.refresh_node(node_id)
+            return
         if before is not None:
-            check_transition(NODE_TRANSITIONS, before.state, node.state, f"node {node.node_id}")
-        self._nodes[node.node_id] = node
-        self.update(nodes=self._state.nodes.set(node.node_id, node))
+            check_transition(NODE_TRANSITIONS, before.state, node.state, f"node {node_id}")
         if _share_of_shape(before) != _share_of_shape(node):
-            self.update(shape_dirty_at_s=self.now_s)
+            self._open.shape_dirty_at_s = self.now_s
         if before is None or before.state is not node.state:
-            cause = f": {node.state_cause}" if node.state_cause else ""
-            self.record(
-                EntryKind.NODE_STATE,
-                f"{before.state.value if before else 'new'} -> {node.state.value}{cause}",
-                node_id=node.node_id,
-                before=before.state.value if before else None,
-                after=node.state.value,
-                cause=node.state_cause or None,
-            )
-        self.refresh_node(node.node_id)
+            self._record_node_state(node, before.state if before is not None else None)
+        self.refresh_node(node_id)
+
+    def _record_node_state(self, node: NodeRecord, before: NodeState | None) -> None:
+        cause = f": {node.state_cause}" if node.state_cause else ""
+        self.record(
+            EntryKind.NODE_STATE,
+            f"{before.value if before else 'new'} -> {node.state.value}{cause}",
+            node_id=node.node_id,
+            before=before.value if before else None,
+            after=node.state.value,
+            cause=node.state_cause or None,
+        )
 
     # Devices
 
     def refresh_node(self, node_id: NodeId) -> None:
         """Recompute what a node has to give: clean, not held, not reserved, and only if the node is usable."""
-        state = self._state
-        node = state.nodes[node_id]
+        node, capacity = self.state.nodes[node_id], self.state.capacity
         clean = tuple(
             (device.index, device.device_id)
             for device in (node.info.devices if node.is_usable else ())
             if device.dirty is None
         )
-        free = tuple(item for item in clean if item[1] not in state.holders and item[1] not in state.reserved)
-        capacity = state.capacity.with_devices(node_id, pool_of(node), clean)
-        room = capacity.rooms.get(node_id)
-        if (room.free if room else ()) != free:
-            capacity = capacity.with_node(node_id, pool_of(node), free)
-        if capacity is not state.capacity:
-            self.update(capacity=capacity, decision_due=True)
+        after = capacity.with_devices(node_id, pool_of(node), clean)
+        if not clean:
+            after = after.with_node(node_id, pool_of(node), ())
+        if after is not capacity:
+            self._open.capacity, self._open.decision_due = after, True
+        self._refresh_rooms((node_id,))
+
+    def _refresh_rooms(self, node_ids: tuple[NodeId, ...]) -> None:
+        """Recompute which of the devices that nodes could give are free."""
+        state, changed = self.state, []
+        capacity, holders, reserved = state.capacity, state.holders, state.reserved
+        for node_id in node_ids:
+            known = capacity.devices.get(node_id)
+            if known is None:
+                continue
+            free = tuple([item for item in known.free if item[1] not in holders and item[1] not in reserved])
+            if free != capacity.free_items(node_id):
+                changed.append((node_id, known.pool, free))
+        if changed:
+            self._open.capacity, self._open.decision_due = capacity.with_rooms(changed), True
 
     def hold(self, attempt: AttemptRecord) -> None:
-        """Give an attempt its devices.
+        """Give an attempt the devices that were kept for its job; what is free stays as it is.
 
         Raises:
             InternalError: A device is held by another attempt.
         """
-        holders = self._state.holders
-        for device in sorted(attempt.allocation.device_ids):
+        holders, devices = self.state.holders, attempt.allocation.device_ids
+        for device in devices:
             if device in holders:
                 raise InternalError(f"device {device} is held by {holders[device]}, not free for {attempt.attempt_id}")
-            holders = holders.set(device, attempt.attempt_id)
-        self.update(holders=holders)
-        self._refresh_nodes(attempt.allocation.node_ids)
+        self._open.holders = holders.update(dict.fromkeys(devices, attempt.attempt_id))
+        self._open.reserved = _without(self.state.reserved, devices)
+        self._open.decision_due = True
 
     def release(self, attempt: AttemptRecord, node_id: NodeId) -> None:
         """Take back an attempt's devices of one node, whose process group is gone."""
-        holders = self._state.holders
-        for share in attempt.allocation.shares:
-            for device in share.device_ids if share.node_id == node_id else ():
-                if holders.get(device) == attempt.attempt_id:
-                    holders = holders.delete(device)
-        self.update(holders=holders)
-        self.refresh_node(node_id)
+        name, holders = attempt.attempt_id, self.state.holders
+        shares = [share for share in attempt.allocation.shares if share.node_id == node_id]
+        mine = [device for share in shares for device in share.device_ids if holders.get(device) == name]
+        self._open.holders = _without(holders, mine)
+        self._refresh_rooms((node_id,))
 
     def reserve(self, job_id: JobId, node_ids: tuple[NodeId, ...], device_ids: frozenset[DeviceId]) -> None:
         """Keep devices for a job's target.
@@ -267,33 +278,23 @@ class Draft:
         Raises:
             InternalError: A device is kept for another job.
         """
-        reserved = self._state.reserved
-        for device in sorted(device_ids):
+        reserved = self.state.reserved
+        for device in device_ids if reserved else ():
             if reserved.get(device, job_id) != job_id:
                 raise InternalError(f"device {device} is kept for {reserved[device]}, not free for {job_id}")
-            reserved = reserved.set(device, job_id)
-        self.update(reserved=reserved)
-        self._refresh_nodes(node_ids)
+        self._open.reserved = reserved.update(dict.fromkeys(device_ids, job_id))
+        self._refresh_rooms(node_ids)
 
     def unreserve(self, node_ids: tuple[NodeId, ...], device_ids: frozenset[DeviceId]) -> None:
         """Give up devices that were kept for a target."""
-        reserved = self._state.reserved
-        for device in device_ids:
-            if device in reserved:
-                reserved = reserved.delete(device)
-        self.update(reserved=reserved)
-        self._refresh_nodes(node_ids)
-
-    def _refresh_nodes(self, node_ids: tuple[NodeId, ...]) -> None:
-        for node_id in node_ids:
-            if node_id in self._state.nodes:
-                self.refresh_node(node_id)
+        self._open.reserved = _without(self.state.reserved, device_ids)
+        self._refresh_rooms(node_ids)
 
     # The end of it
 
     def finish(self) -> tuple[ClusterState, Step]:
-        """Return the next state and the step that leads to it."""
-        return self._state, Step(
+        """Return the next state and the step that leads to it; the draft is done with then."""
+        return freeze(self.state), Step(
             event=self._event,
             at_s=self.now_s,
             commands=tuple(self._commands),
@@ -302,12 +303,8 @@ class Draft:
             nodes=tuple(self._nodes.values()),
             history=tuple(self._history),
             decision=self.decision,
-            decision_index=self._state.decision_index,
+            decision_index=self.state.decision_index,
         )
-
-    def changed_since_start(self) -> tuple[tuple[JobRecord, ...], tuple[AttemptRecord, ...], tuple[NodeRecord, ...]]:
-        """Return the records put so far, for whoever keeps deadlines."""
-        return tuple(self._jobs.values()), tuple(self._attempts.values()), tuple(self._nodes.values())
 
 
 def _share_of_shape(node: NodeRecord | None) -> tuple[str, str, int] | None:
@@ -315,3 +312,31 @@ def _share_of_shape(node: NodeRecord | None) -> tuple[str, str, int] | None:
     if node is None or node.state is NodeState.LOST or not node.info.devices:
         return None
     return (node.info.gpu_type, node.info.zone, len(node.info.devices))
+
+
+def _may_hold_otherwise(before: JobRecord, job: JobRecord) -> bool:
+    """Tell whether a job's record changed in what its holding is made of."""
+    return (
+        before.target is not job.target
+        or before.attempt_id != job.attempt_id
+        or (before.state is JobState.RUNNING) is not (job.state is JobState.RUNNING)
+        or job.state.is_terminal
+    )
+
+
+def _is_holding_changed(before: AttemptRecord, attempt: AttemptRecord) -> bool:
+    """Tell whether an attempt's record changed in what its job's holding is made of."""
+    states = (before.state, attempt.state)
+    return AttemptState.RUNNING in states or AttemptState.ENDED in states
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def _without(known: Map[Key, Value], keys: Iterable[Key]) -> Map[Key, Value]:
+    """Return a map without some keys, which need not be there."""
+    rest = known.mutate()
+    for key in keys:
+        rest.pop(key, None)
+    return rest.finish()

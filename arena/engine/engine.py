@@ -228,7 +228,7 @@ def _with_indexes(state: ClusterState, now_s: float, config: EngineConfig) -> Cl
     for node_id in sorted(state.nodes):
         draft.refresh_node(node_id)
         settle_node(draft, node_id)
-    return draft.state
+    return draft.finish()[0]
 
 
 def replay(engine: Engine, inputs: Iterable[tuple[float, Event]]) -> Iterator[Step]:

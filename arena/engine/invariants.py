@@ -93,11 +93,10 @@ def _capacity(state: ClusterState) -> Iterator[str]:
 
 
 def _queue(state: ClusterState) -> Iterator[str]:
-    if list(state.queue) != sorted(set(state.queue)):
+    keys = list(state.queue.keys)
+    if keys != sorted(set(keys)):
         yield "the queue is not sorted, or holds a job twice"
-    if state.waiting != tuple(job_id for _, _, job_id in state.queue):
-        yield "the ids of the queue are not those of its keys"
-    for job_id in state.waiting:
+    for job_id in state.queue:
         job = state.jobs.get(job_id)
         if job is None or job.state is not JobState.QUEUED or job.target is not None or job.wish is not Wish.RUN:
             yield f"job {job_id} is in the queue and should not be"

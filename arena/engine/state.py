@@ -18,10 +18,9 @@ from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, JobRecord, JobState, NodeRecord, Wish
 from arena.engine.ports import Restored
+from arena.engine.queue import JobQueue
 from arena.policies.base import Holding
 from arena.policies.capacity import Capacity, Pool
-
-QueueKey = tuple[int, float, JobId]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class ClusterState:
         holders: Which live attempt has a device; it has it until its node says the process group is gone.
         reserved: Which job's target a device is kept for.
         capacity: Devices that are clean, not held, not reserved, on usable nodes.
-        queue: Keys of the jobs that wait for devices, in order of service; ``waiting`` are their ids.
+        queue: Jobs that wait for devices, in order of service.
         holding: What jobs have or are about to have (see ``arena.policies.base.Holding``).
         grids, grid_shapes: Latest grid of each job and the cluster shape it was made for.
         shape: The settled cluster shape; ``shape_dirty_at_s`` is set while nodes come and go.
@@ -53,8 +52,7 @@ class ClusterState:
     holders: Map[DeviceId, AttemptId] = field(default_factory=Map)
     reserved: Map[DeviceId, JobId] = field(default_factory=Map)
     capacity: Capacity = field(default_factory=Capacity)
-    queue: tuple[QueueKey, ...] = ()
-    waiting: tuple[JobId, ...] = ()
+    queue: JobQueue = field(default_factory=JobQueue)
     holding: Map[JobId, Holding] = field(default_factory=Map)
     grids: Map[JobId, Grid] = field(default_factory=Map)
     grid_shapes: Map[JobId, ClusterShape] = field(default_factory=Map)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class Snapshot:
     now_s: float
     decision_index: int
     jobs: Mapping[JobId, JobRecord]
-    waiting: tuple[JobId, ...]
+    waiting: Sequence[JobId]
     holding: Mapping[JobId, Holding]
     grids: Mapping[JobId, Grid]
     capacity: Capacity

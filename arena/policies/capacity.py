@@ -8,10 +8,11 @@ of the usable nodes, also those in use, so a device of a draining node or a dirt
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from immutables import Map
+from immutables import Map, MapMutation
 
 from arena.domain.allocation import Allocation
 from arena.domain.launch import DeviceId, NodeId
@@ -35,6 +36,17 @@ class NodeRoom:
     free: tuple[tuple[int, DeviceId], ...]
 
 
+class PoolTotal(NamedTuple):
+    """What a pool has free: devices in all, and how many free devices its nodes have, each number once, sorted."""
+
+    free_count: int
+    sizes: tuple[int, ...]
+
+
+_Totals = dict[Pool, PoolTotal]
+_NOTHING = PoolTotal(0, ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Free devices of the usable nodes.
@@ -48,51 +60,74 @@ class Capacity:
     rooms: Map[NodeId, NodeRoom] = field(default_factory=Map)
     holes: Map[tuple[Pool, int], tuple[NodeId, ...]] = field(default_factory=Map)
     devices: Map[NodeId, NodeRoom] = field(default_factory=Map)
+    # Worked out of the holes when it is first asked for, and kept beside those it was worked out of.
+    _totals: tuple[object, _Totals] = field(default=(None, {}), init=False, repr=False, compare=False)
+
+    def totals(self) -> _Totals:
+        """Return what each pool with a free device has, in the order of pools."""
+        if self._totals[0] is not self.holes:
+            object.__setattr__(self, "_totals", (self.holes, _totals_of(self.holes)))
+        return self._totals[1]
 
     def pools(self) -> tuple[Pool, ...]:
         """Return the pools with at least one free device, sorted."""
-        return tuple(sorted({pool for pool, size in self.holes if size}))
+        return tuple(self.totals())
 
     def free_count(self, gpu_type: str | None = None, zone: str | None = None) -> int:
         """Return the number of free devices, of one type or zone if given."""
-        return sum(
-            size * len(nodes)
-            for (pool, size), nodes in self.holes.items()
-            if (gpu_type is None or pool[0] == gpu_type) and (zone is None or pool[1] == zone)
-        )
+        count = 0
+        for pool, total in self.totals().items():
+            if (gpu_type is None or pool[0] == gpu_type) and (zone is None or pool[1] == zone):
+                count += total.free_count
+        return count
 
     def largest_hole(self, gpu_type: str, zone: str | None = None) -> int:
         """Return the most free devices on one node of a type."""
-        return max(
-            (size for pool, size in self.holes if pool[0] == gpu_type and (zone is None or pool[1] == zone)), default=0
-        )
+        largest = 0
+        for pool, total in self.totals().items():
+            if pool[0] == gpu_type and (zone is None or pool[1] == zone):
+                largest = max(largest, total.sizes[-1])
+        return largest
 
     def nodes_by_fit(self, pool: Pool, size: int) -> Iterator[tuple[NodeId, int]]:
         """Yield nodes that can give ``size`` devices with their free count, tightest fit first, then by id."""
-        sizes = sorted(have for have_pool, have in self.holes if have_pool == pool and have >= size)
-        for have in sizes:
-            for node_id in self.holes[pool, have]:
-                yield node_id, have
+        total = self.totals().get(pool)
+        for have in total.sizes if total is not None else ():
+            if have >= size:
+                for node_id in self.holes[pool, have]:
+                    yield node_id, have
+
+    def free_items(self, node_id: NodeId) -> tuple[tuple[int, DeviceId], ...]:
+        """Return a node's free devices with their indexes."""
+        room = self.rooms.get(node_id)
+        return room.free if room is not None else ()
 
     def free_on(self, node_id: NodeId) -> tuple[DeviceId, ...]:
         """Return a node's free devices in index order."""
-        room = self.rooms.get(node_id)
-        return tuple(device for _, device in room.free) if room else ()
+        return tuple([device for _, device in self.free_items(node_id)])
 
     def with_node(self, node_id: NodeId, pool: Pool, free: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value with a node's free devices replaced (a node with none is forgotten)."""
-        base = self._without_hole(node_id)
-        if not free:
-            return replace(base, rooms=base.rooms.delete(node_id)) if node_id in base.rooms else base
-        room = NodeRoom(pool=pool, free=tuple(sorted(free)))
-        key = (pool, len(free))
-        nodes = base.holes.get(key, ())
-        position = bisect_left(nodes, node_id)
-        return replace(
-            base,
-            rooms=base.rooms.set(node_id, room),
-            holes=base.holes.set(key, (*nodes[:position], node_id, *nodes[position:])),
-        )
+        return self.with_rooms(((node_id, pool, free),)) if free or node_id in self.rooms else self
+
+    def with_rooms(self, changes: Iterable[tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]]) -> Capacity:
+        """Return the value with the free devices of several nodes replaced, no node twice."""
+        rooms = self.rooms.mutate()
+        gone: dict[tuple[Pool, int], list[NodeId]] = {}
+        come: dict[tuple[Pool, int], list[NodeId]] = {}
+        for node_id, pool, free in changes:
+            before = rooms.pop(node_id, None)
+            if before is not None:
+                gone.setdefault((before.pool, len(before.free)), []).append(node_id)
+            if free:
+                rooms[node_id] = NodeRoom(pool=pool, free=tuple(sorted(free)))
+                come.setdefault((pool, len(free)), []).append(node_id)
+        holes = self.holes.mutate()
+        for key, nodes in gone.items():
+            _keep(holes, key, _less(holes[key], nodes))
+        for key, nodes in come.items():
+            _keep(holes, key, _more(holes.get(key, ()), nodes))
+        return replace(self, rooms=rooms.finish(), holes=holes.finish())
 
     def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
@@ -104,15 +139,16 @@ class Capacity:
 
     def restore(self, allocation: Allocation) -> Capacity:
         """Return the value as it would be if an allocation were given up; what may not be reused stays away."""
-        after = self
+        changes = []
         for share in allocation.shares:
-            known = after.devices.get(share.node_id)
+            known = self.devices.get(share.node_id)
             if known is None:
                 continue
-            back = frozenset(share.device_ids) - set(after.free_on(share.node_id))
-            devices = tuple(item for item in known.free if item[1] in back)
-            after = after.give(share.node_id, known.pool, devices) if devices else after
-        return after
+            free, mine = self.free_items(share.node_id), share.device_ids
+            back = tuple([item for item in known.free if item[1] in mine and item not in free])
+            if back:
+                changes.append((share.node_id, known.pool, (*free, *back)))
+        return self.with_rooms(changes) if changes else self
 
     def take_all(self, allocation: Allocation) -> Capacity:
         """Return the value without an allocation's devices.
@@ -120,10 +156,7 @@ class Capacity:
         Raises:
             InternalError: One of them is not free.
         """
-        after = self
-        for share in allocation.shares:
-            after = after.take(share.node_id, frozenset(share.device_ids))
-        return after
+        return self.with_rooms([self._taken(share.node_id, frozenset(share.device_ids)) for share in allocation.shares])
 
     def take(self, node_id: NodeId, device_ids: frozenset[DeviceId]) -> Capacity:
         """Return the value without some of a node's free devices.
@@ -131,11 +164,7 @@ class Capacity:
         Raises:
             InternalError: One of them is not free.
         """
-        room = self.rooms.get(node_id)
-        have = {device for _, device in room.free} if room else set()
-        if room is None or not device_ids <= have:
-            raise InternalError(f"devices {sorted(device_ids - have)} of node {node_id} are not free")
-        return self.with_node(node_id, room.pool, tuple(item for item in room.free if item[1] not in device_ids))
+        return self.with_rooms((self._taken(node_id, device_ids),))
 
     def give(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value with devices (index, id) of a node added to its free ones.
@@ -143,18 +172,52 @@ class Capacity:
         Raises:
             InternalError: One of them is free already.
         """
-        room = self.rooms.get(node_id)
-        free = room.free if room else ()
+        free = self.free_items(node_id)
         if {device for _, device in free} & {device for _, device in devices}:
             raise InternalError(f"devices {devices} of node {node_id} are free already")
         return self.with_node(node_id, pool, (*free, *devices))
 
-    def _without_hole(self, node_id: NodeId) -> Capacity:
+    def _taken(
+        self, node_id: NodeId, device_ids: frozenset[DeviceId]
+    ) -> tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]:
+        """Return what a node has left without some of its free devices."""
         room = self.rooms.get(node_id)
-        if room is None:
-            return self
-        key = (room.pool, len(room.free))
-        nodes = self.holes[key]
+        free = room.free if room is not None else ()
+        rest = tuple([item for item in free if item[1] not in device_ids])
+        if room is None or len(free) - len(rest) != len(device_ids):
+            missing = sorted(device_ids - {device for _, device in free})
+            raise InternalError(f"devices {missing} of node {node_id} are not free")
+        return node_id, room.pool, rest
+
+
+def _totals_of(holes: Map[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
+    found: _Totals = {}
+    for (pool, size), nodes in sorted(holes.items()):
+        before = found.get(pool, _NOTHING)
+        found[pool] = PoolTotal(free_count=before.free_count + size * len(nodes), sizes=(*before.sizes, size))
+    return found
+
+
+def _less(nodes: tuple[NodeId, ...], gone: list[NodeId]) -> tuple[NodeId, ...]:
+    """Return sorted nodes without some of them."""
+    for node_id in gone:
         position = bisect_left(nodes, node_id)
-        rest = (*nodes[:position], *nodes[position + 1 :])
-        return replace(self, holes=self.holes.set(key, rest) if rest else self.holes.delete(key))
+        nodes = nodes[:position] + nodes[position + 1 :]
+    return nodes
+
+
+def _more(nodes: tuple[NodeId, ...], come: list[NodeId]) -> tuple[NodeId, ...]:
+    """Return sorted nodes with some more."""
+    for node_id in come:
+        position = bisect_left(nodes, node_id)
+        nodes = (*nodes[:position], node_id, *nodes[position:])
+    return nodes
+
+
+def _keep(
+    holes: MapMutation[tuple[Pool, int], tuple[NodeId, ...]], key: tuple[Pool, int], nodes: tuple[NodeId, ...]
+) -> None:
+    if nodes:
+        holes[key] = nodes
+    else:
+        holes.pop(key, None)
