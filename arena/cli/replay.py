@@ -149,7 +149,7 @@ def replay(app: App, file: str, **options: Any) -> None:
 
     policies = _policies(options["policies"])
     directory = _directory(options)
-    settings = _settings(options)
+    settings = _settings(options, policies)
     trace = _part(read_with_options(file, options), options)
     files = Files(
         cluster=options["cluster_file"],
@@ -200,13 +200,18 @@ def _directory(options: dict[str, Any]) -> Path | None:
     return path
 
 
-def _settings(options: dict[str, Any]) -> ReplayOptions:
+def _settings(options: dict[str, Any], policies: Sequence[str]) -> ReplayOptions:
     from arena.cli.replay_options import ReplayOptions
+    from arena.sim.study import is_data_parallel, policy_named
 
     if options["process_count"] == 0:
         raise UserError("--jobs 0 runs nothing", fix="give a number from 1 on, or -1 for one for each core")
-    names = [field.name for field in fields(ReplayOptions) if field.name != "drops_unplaceable"]
-    return ReplayOptions(drops_unplaceable=options["drop_unplaceable"], **{name: options[name] for name in names})
+    own = {field.name: options[field.name] for field in fields(ReplayOptions) if field.name in options}
+    return ReplayOptions(
+        drops_unplaceable=options["drop_unplaceable"],
+        needs_data_parallel=any(is_data_parallel(policy_named(name)) for name in policies),
+        **own,
+    )
 
 
 def _part(trace: Trace, options: dict[str, Any]) -> Trace:

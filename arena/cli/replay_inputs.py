@@ -203,7 +203,13 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
     trace = inputs.trace
     if inputs.mapping is not None:
         trace = with_workloads(trace, inputs.mapping, seed=seed)
-    asking = Asking(grids=grids, shape=shape, step_share=options.steps, specs=trace.spec_by_job)
+    asking = Asking(
+        grids=grids,
+        shape=shape,
+        step_share=options.steps,
+        specs=trace.spec_by_job,
+        needs_data_parallel=options.needs_data_parallel,
+    )
     asked, unplaceable = parted(map(asking.asked, trace.jobs))
     if options.kind == "malleable":
         _require_shapes(asked)

@@ -34,6 +34,7 @@ class ReplayOptions:
         profile_s: Seconds until the grid of a job that may be laid out is there.
         kind: ``rigid``, ``malleable``, or ``auto``: as the policy was published.
         steps: Share of the steps that the trace states.
+        needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
     """
 
     load: float | None = None
@@ -50,6 +51,7 @@ class ReplayOptions:
     until_s: float | None = None
     checks_all: bool = False
     drops_unplaceable: bool = False
+    needs_data_parallel: bool = False
 
     def __post_init__(self) -> None:
         if self.storage_gb_per_s is not None and self.restart_per_gpu_s is not None:

@@ -11,15 +11,16 @@ of a job is looked at: that is the published policy, not an oversight here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
-from arena.policies.greedy_seats import Ask, Cells, Seating, opening, steps_from
+from arena.policies.greedy_deadlines import Deadlines
+from arena.policies.greedy_seats import Ask, Cells, Seating, data_parallel_only, opening, steps_from
 
 GRIDS_REMEMBERED = 10_000
 
@@ -33,6 +34,9 @@ class GreedyRules:
         type_change: Move jobs between GPU types.
         opportunism: Let jobs pass an earlier one that waits, and suspend them for it.
         migration: Change running jobs at all.
+        data_parallel: Only plans whose replicas are whole on each GPU, nothing of them divided; what a table measured has
+            no plan that is known.
+        deadlines: Heed them (``arena.policies.greedy_deadlines``).
         depth: Steps of the search; ``busy_depth`` where more than ``busy_count`` jobs run.
         upgrades_max: Upgrade steps after an arrival or departure.
         count_max: Largest GPU count that is asked for.
@@ -42,6 +46,8 @@ class GreedyRules:
     type_change: bool = True
     opportunism: bool = True
     migration: bool = True
+    data_parallel: bool = False
+    deadlines: bool = False
     depth: int = 3
     busy_depth: int = 2
     busy_count: int = 150
@@ -61,28 +67,55 @@ class ArenaGreedy:
     rules: GreedyRules = GreedyRules()
     asks: Mapping[JobId, Ask] = field(default_factory=dict)
     _sorted: dict[int, tuple[Grid, Cells]] = field(default_factory=dict, repr=False, compare=False)
+    _narrow: dict[int, tuple[Grid, Grid]] = field(default_factory=dict, repr=False, compare=False)
     name: str = "arena-greedy"
     version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Admit in order of submission, then upgrade; see the module for the rules."""
+        snapshot = self._narrowed(snapshot)
         seating = opening(snapshot, {job_id: self._cells(grid) for job_id, grid in snapshot.grids.items()})
         reasons: dict[JobId, tuple[Reason, ...]] = {}
         first_waiting: JobId | None = None
-        for job_id in snapshot.waiting:
+        deadlines = Deadlines(snapshot=snapshot, is_on=self.rules.deadlines)
+        for job_id in self._in_order(seating, deadlines):
             if job_id not in snapshot.grids:
                 reasons[job_id] = PLANNING
                 continue
             if first_waiting is not None and not self.rules.opportunism:
                 reasons[job_id] = (reason(ReasonCode.BEHIND, job=first_waiting, ahead=1),)
                 continue
-            found = self._admitted(seating, job_id, is_blocked=first_waiting is not None)
+            found = self._admitted(seating, job_id, deadlines, is_blocked=first_waiting is not None)
             if isinstance(found, Reason):
                 first_waiting = first_waiting or job_id
                 reasons[job_id] = (found,)
                 continue
-            seating = self._upgraded(found)
-        return _decision(snapshot, self._upgraded(seating), reasons)
+            seating = self._upgraded(found, deadlines)
+        return _decision(snapshot, self._upgraded(seating, deadlines), reasons)
+
+    def _narrowed(self, snapshot: Snapshot) -> Snapshot:
+        """Return what the policy may look at: under ``data_parallel`` no other plans of jobs that have any."""
+        if not self.rules.data_parallel:
+            return snapshot
+        grids: dict[JobId, Grid] = {}
+        for job_id, grid in snapshot.grids.items():
+            has_plans = job_id in snapshot.jobs and snapshot.jobs[job_id].spec.command is None
+            grids[job_id] = self._data_parallel(grid) if has_plans else grid
+        return replace(snapshot, grids=grids)
+
+    def _data_parallel(self, grid: Grid) -> Grid:
+        known = self._narrow.get(id(grid))
+        if known is None:
+            if len(self._narrow) >= GRIDS_REMEMBERED:
+                self._narrow.clear()
+            known = self._narrow[id(grid)] = (grid, data_parallel_only(grid))
+        return known[1]
+
+    def _in_order(self, seating: Seating, deadlines: Deadlines) -> Sequence[JobId]:
+        waiting = seating.snapshot.waiting
+        if not self.rules.deadlines:
+            return waiting
+        return sorted(waiting, key=lambda job_id: deadlines.is_lost(seating, job_id))
 
     def _cells(self, grid: Grid) -> Cells:
         """Sort a grid once; the grid is kept beside, so that its identity stays its own."""
@@ -93,7 +126,7 @@ class ArenaGreedy:
             known = self._sorted[id(grid)] = (grid, Cells.of(grid))
         return known[1]
 
-    def _admitted(self, seating: Seating, job_id: JobId, *, is_blocked: bool) -> Seating | Reason:
+    def _admitted(self, seating: Seating, job_id: JobId, deadlines: Deadlines, *, is_blocked: bool) -> Seating | Reason:
         """Seat a job as it asks, making room where nobody earlier waits, or say why not."""
         ask = self._ask(seating, job_id)
         if ask is None:
@@ -101,7 +134,11 @@ class ArenaGreedy:
         found = seating.seated(job_id, ask)
         if isinstance(found, Seating) or is_blocked:
             return found
-        return self._searched(seating, job_id, ask) or self._suspending(seating, job_id, ask) or found
+        return (
+            self._searched(seating, job_id, ask, deadlines)
+            or self._suspending(seating, job_id, ask, deadlines)
+            or found
+        )
 
     def _ask(self, seating: Seating, job_id: JobId) -> Ask | None:
         """Return what a job asks for: its wish, or the nearest to it that its grid has; fewer GPUs come before more."""
@@ -122,7 +159,7 @@ class ArenaGreedy:
 
         return min(known, key=distance, default=None)
 
-    def _searched(self, seating: Seating, job_id: JobId, ask: Ask) -> Seating | None:
+    def _searched(self, seating: Seating, job_id: JobId, ask: Ask, deadlines: Deadlines) -> Seating | None:
         """Look breadth first for steps that make room for an ask; return the best way, None where there is none."""
         if not self.rules.migration:
             return None
@@ -132,7 +169,7 @@ class ArenaGreedy:
         for _ in range(depth):
             following = []
             for state in frontier:
-                for after in self._steps(state):
+                for after in self._steps(state, deadlines):
                     found = after.seated(job_id, ask)
                     if not isinstance(found, Seating):
                         following.append(after)
@@ -141,35 +178,35 @@ class ArenaGreedy:
             frontier = following
         return best.from_here() if best is not None else None
 
-    def _steps(self, seating: Seating) -> Iterator[Seating]:
+    def _steps(self, seating: Seating, deadlines: Deadlines) -> Iterator[Seating]:
         types = sorted({pool.gpu_type for pool in seating.snapshot.shape.pools})
-        return steps_from(seating, types, halves=self.rules.scaling, moves=self.rules.type_change)
+        allowed = deadlines.allows if self.rules.deadlines else None
+        return steps_from(seating, types, halves=self.rules.scaling, moves=self.rules.type_change, allowed=allowed)
 
-    def _suspending(self, seating: Seating, job_id: JobId, ask: Ask) -> Seating | None:
+    def _suspending(self, seating: Seating, job_id: JobId, ask: Ask, deadlines: Deadlines) -> Seating | None:
         """Suspend jobs that came later and passed this one, the latest first, until it fits; None if it never does."""
         if not self.rules.opportunism:
             return None
-        jobs = seating.snapshot.jobs
-        key = jobs[job_id].queue_key
+        keys = {other: deadlines.service_key(seating, other) for other in (job_id, *seating.seats)}
         later = [
             other
             for other, seat in seating.seats.items()
-            if seat.is_suspendable and seat.ask[0] == ask[0] and jobs[other].queue_key > key
+            if seat.is_suspendable and seat.ask[0] == ask[0] and keys[other] > keys[job_id]
         ]
         state = seating.from_here()
-        for other in sorted(later, key=lambda one: jobs[one].queue_key, reverse=True):
+        for other in sorted(later, key=lambda one: keys[one], reverse=True):
             state = state.suspended(other, job_id)
             found = state.seated(job_id, ask)
             if isinstance(found, Seating):
                 return _without_vain_suspensions(found, seating, job_id)
         return None
 
-    def _upgraded(self, seating: Seating) -> Seating:
+    def _upgraded(self, seating: Seating, deadlines: Deadlines) -> Seating:
         """Double a job's GPUs or change its type, whichever gains most, up to the limit."""
         if not self.rules.migration:
             return seating
         for _ in range(self.rules.upgrades_max):
-            options = sorted(self._upgrades(seating), key=lambda one: (-one[0], one[1], one[2]))
+            options = sorted(self._upgrades(seating, deadlines), key=lambda one: (-one[0], one[1], one[2]))
             better = next(
                 (
                     after
@@ -183,7 +220,7 @@ class ArenaGreedy:
             seating = better
         return seating
 
-    def _upgrades(self, seating: Seating) -> Iterator[tuple[float, JobId, Ask]]:
+    def _upgrades(self, seating: Seating, deadlines: Deadlines) -> Iterator[tuple[float, JobId, Ask]]:
         """Yield upgrades that would gain on the most local group: (gain, job, ask)."""
         free = {gpu_type: seating.free_count(gpu_type) for gpu_type, _ in seating.capacity.pools()}
         for job_id, seat in seating.seats.items():
@@ -197,7 +234,7 @@ class ArenaGreedy:
                 asks.extend((other, count) for other, room in free.items() if other != gpu_type and room >= count)
             for ask in asks:
                 speed = seating.speed_of(job_id, ask)
-                if speed is not None and speed > seat.samples_per_s:
+                if speed is not None and speed > seat.samples_per_s and deadlines.allows(seating, job_id, ask):
                     yield speed - seat.samples_per_s, job_id, ask
 
 

@@ -5,7 +5,7 @@ Pure: no I/O, no clock. A ``Seating`` is a value, so that the search can follow 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from immutables import Map
@@ -13,6 +13,7 @@ from immutables import Map
 from arena.domain.allocation import Allocation
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind, JobSpec
+from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
@@ -61,6 +62,23 @@ class Cells:
     def get(self, ask: Ask) -> tuple[Cell, ...]:
         """Return the cells of an ask; empty where nothing ran or nothing was measured."""
         return self.by_ask.get(ask, ())
+
+
+def data_parallel_only(grid: Grid) -> Grid:
+    """Return the groups on which a plan keeps each replica whole on one GPU, with the fastest such plan of each.
+
+    Of what a table measured no plan is known, and it goes.
+    """
+    cells = []
+    for cell in grid.cells:
+        plans = [one for one in (cell.best, *cell.others) if _is_data_parallel(one.plan, cell.group.gpu_count)]
+        if plans:
+            cells.append(replace(cell, best=min(plans, key=lambda one: one.estimate.iter_time_s), others=()))
+    return replace(grid, cells=tuple(cells))
+
+
+def _is_data_parallel(plan: ParallelPlan | None, gpu_count: int) -> bool:
+    return plan is not None and plan.dp == gpu_count and plan.zero == 0
 
 
 def _locality(cell: Cell) -> tuple[int, float]:
@@ -188,7 +206,13 @@ def opening(snapshot: Snapshot, cells: Mapping[JobId, Cells]) -> Seating:
     return Seating(snapshot=snapshot, cells=cells, capacity=snapshot.capacity, seats=Map(seats))
 
 
-def steps_from(seating: Seating, types: Sequence[str], *, halves: bool, moves: bool) -> Iterator[Seating]:
+Allowed = Callable[["Seating", JobId, Ask], bool]
+"""Tells whether a seated job may be given an ask."""
+
+
+def steps_from(
+    seating: Seating, types: Sequence[str], *, halves: bool, moves: bool, allowed: Allowed | None = None
+) -> Iterator[Seating]:
     """Yield what one step of the search can make of a seating.
 
     On each GPU type the job loses half its GPUs whose loss is least, among those that hold at least half of the type's
@@ -197,21 +221,23 @@ def steps_from(seating: Seating, types: Sequence[str], *, halves: bool, moves: b
     by_type = seating.by_type()
     for gpu_type in types:
         if halves:
-            yield from _halved(seating, gpu_type, by_type.get(gpu_type, []))
+            yield from _halved(seating, gpu_type, by_type.get(gpu_type, []), allowed)
     for source in types:
         for target in types if moves else ():
             if source != target:
-                yield from _moved(seating, target, by_type.get(source, []))
+                yield from _moved(seating, target, by_type.get(source, []), allowed)
 
 
-def _halved(seating: Seating, gpu_type: str, seats: Sequence[tuple[JobId, Seat]]) -> Iterator[Seating]:
+def _halved(
+    seating: Seating, gpu_type: str, seats: Sequence[tuple[JobId, Seat]], allowed: Allowed | None
+) -> Iterator[Seating]:
     largest = max((seat.ask[1] for _, seat in seats), default=0)
     losses = []
     for job_id, seat in seats:
         count = seat.ask[1]
         if seat.is_movable and count >= 2 and 2 * count >= largest:
             speed = seating.speed_of(job_id, (gpu_type, count // 2))
-            if speed is not None:
+            if speed is not None and (allowed is None or allowed(seating, job_id, (gpu_type, count // 2))):
                 losses.append((seat.samples_per_s - speed, job_id, count // 2))
     for _, job_id, count in sorted(losses)[:1]:
         after = seating.seated(job_id, (gpu_type, count))
@@ -219,13 +245,15 @@ def _halved(seating: Seating, gpu_type: str, seats: Sequence[tuple[JobId, Seat]]
             yield after
 
 
-def _moved(seating: Seating, target: str, seats: Sequence[tuple[JobId, Seat]]) -> Iterator[Seating]:
+def _moved(
+    seating: Seating, target: str, seats: Sequence[tuple[JobId, Seat]], allowed: Allowed | None
+) -> Iterator[Seating]:
     free = seating.free_count(target)
     losses = []
     for job_id, seat in seats:
         if seat.is_movable and seat.ask[1] <= free:
             speed = seating.speed_of(job_id, (target, seat.ask[1]))
-            if speed is not None:
+            if speed is not None and (allowed is None or allowed(seating, job_id, (target, seat.ask[1]))):
                 losses.append((seat.samples_per_s - speed, job_id, seat.ask[1]))
     for _, job_id, count in sorted(losses):
         after = seating.seated(job_id, (target, count))

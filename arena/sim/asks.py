@@ -78,12 +78,14 @@ class Asking:
     Args:
         step_share: Steps of a job, as a share of what the trace states.
         specs: Specifications of the source's own.
+        needs_data_parallel: A job must also have a data-parallel plan: a policy of the study knows no others.
     """
 
     grids: GridSource
     shape: ClusterShape
     step_share: float = 1.0
     specs: Mapping[JobId, JobSpec] = field(default_factory=dict)
+    needs_data_parallel: bool = False
     _steps: dict[tuple[object, ...], _Found | str] = field(default_factory=dict, repr=False)
 
     def asked(self, job: TraceJob) -> Asked | Unplaceable:
@@ -124,8 +126,21 @@ class Asking:
     def _found(self, job: TraceJob, spec: JobSpec) -> _Found | str:
         key = (spec.workload, spec.train, spec.gpus, spec.parallel, job.gpu_type, job.gpu_count)
         if key not in self._steps:
-            self._steps[key] = _asked_for(self.grids.grid(spec, self.shape), job)
+            self._steps[key] = self._lacking(spec) or _asked_for(self.grids.grid(spec, self.shape), job)
         return self._steps[key]
+
+    def _lacking(self, spec: JobSpec) -> str:
+        """Return why a job can have no data-parallel plan where it needs one, empty where it can."""
+        if not self.needs_data_parallel or spec.command is not None:
+            return ""
+        if spec.workload is not None:
+            raise UserError(
+                f"which plans of {spec.workload.name} are data-parallel is not known",
+                why="a table has the time of a step, and not by which plan",
+                fix="leave out the policy that knows no others, or replay jobs that are described (arena-log)",
+            )
+        grid = self.grids.grid(data_parallel(spec), self.shape)
+        return "" if grid.cells else "it has no data-parallel plan on this cluster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,18 +202,28 @@ class Lengths:
         return StopSpec(steps=max(1, round(asked.step_count * factor)))
 
 
-def replay_jobs(jobs: Sequence[Asked], *, is_rigid: bool, lengths: Lengths) -> Iterator[ReplayJob]:
-    """Yield the jobs as a scheduler is told of them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """How a policy is told of jobs.
 
     Args:
         is_rigid: Whether jobs get what they ask for; else their count may be chosen for them, where a job allows it.
+        is_data_parallel: Whether their replicas stay whole on one GPU, where a job is described and not measured.
     """
+
+    is_rigid: bool
+    lengths: Lengths
+    is_data_parallel: bool = False
+
+
+def replay_jobs(jobs: Sequence[Asked], telling: Telling) -> Iterator[ReplayJob]:
+    """Yield the jobs as a scheduler is told of them."""
     for asked in jobs:
         job = asked.job
         yield ReplayJob(
             job_id=job.job_id,
             submitted_at_s=job.submitted_at_s,
-            spec=_told(asked, is_rigid=is_rigid, lengths=lengths),
+            spec=_told(asked, telling),
             fate=_fate(asked),
             user=job.user or "trace",
         )
@@ -213,12 +238,22 @@ def _fate(asked: Asked) -> Fate:
     )
 
 
-def _told(asked: Asked, *, is_rigid: bool, lengths: Lengths) -> JobSpec:
-    update: dict[str, object] = {"stop": lengths.stop(asked)}
+def _told(asked: Asked, telling: Telling) -> JobSpec:
+    update: dict[str, object] = {"stop": telling.lengths.stop(asked)}
     types = (asked.gpu_type,) if asked.gpu_type is not None else ()
     if asked.spec.kind is JobKind.RIGID:
         update["gpus"] = asked.spec.gpus.model_copy(update={"types": types or asked.spec.gpus.types})
-    elif is_rigid:
+    elif telling.is_rigid:
         limits = {"count": asked.gpu_count, "min": None, "max": None, "types": types or asked.spec.gpus.types}
         update |= {"kind": JobKind.RIGID, "gpus": asked.spec.gpus.model_copy(update=limits)}
-    return asked.spec.model_copy(update=update)
+    spec = asked.spec.model_copy(update=update)
+    return data_parallel(spec) if telling.is_data_parallel else spec
+
+
+def data_parallel(spec: JobSpec) -> JobSpec:
+    """Return a job whose replicas stay whole on one GPU, where it is described."""
+    if spec.train is None:
+        return spec
+    return spec.model_copy(
+        update={"parallel": spec.parallel.model_copy(update={"tp_max": 1, "pp_max": 1, "zero": (0,)})}
+    )

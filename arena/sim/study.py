@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from arena.errors import SpecError
 from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
 from arena.policies.registry import gives_what_is_asked, make_policy
-from arena.sim.asks import Asked, Lengths, replay_jobs
+from arena.sim.asks import Asked, Lengths, Telling, replay_jobs
 from arena.sim.checks import Watchdog
 from arena.sim.costs import SimCosts
 from arena.sim.disturbances import RECLAIMED, Disturbance
@@ -203,7 +204,8 @@ class Runner:
             disturbances=scenario.disturbances,
             check=scenario.checks_all,
         )
-        jobs = list(replay_jobs(scenario.jobs, is_rigid=is_rigid, lengths=scenario.lengths))
+        told = Telling(is_rigid=is_rigid, lengths=scenario.lengths, is_data_parallel=is_data_parallel(policy))
+        jobs = list(replay_jobs(scenario.jobs, told))
         ledger = replay.run(jobs, until_s=min(scenario.until_s, FOREVER_S), watch=watching)
         if math.isinf(scenario.until_s):
             watchdog.finish()
@@ -294,6 +296,22 @@ def policy_for(text: str, jobs: Iterable[Asked]) -> Policy:
     if isinstance(policy, ArenaGreedy):
         return replace(policy, asks={one.job.job_id: one.ask for one in jobs})
     return policy
+
+
+def is_data_parallel(policy: Policy) -> bool:
+    """Tell whether a policy looks at data-parallel plans alone, so that jobs are planned as such from the beginning."""
+    inner = policy.inner if isinstance(policy, Wrapping) else policy
+    return isinstance(inner, ArenaGreedy) and inner.rules.data_parallel
+
+
+@runtime_checkable
+class Wrapping(Protocol):
+    """A policy around another, e.g. one that takes its time."""
+
+    @property
+    def inner(self) -> Policy:
+        """The other."""
+        ...
 
 
 def policy_named(text: str) -> Policy:

@@ -19,7 +19,7 @@ from arena.errors import InternalError, SpecError, UserError
 from arena.planner.source import PlannerGridSource
 from arena.planner.tables import TableGrids
 from arena.policies.registry import make_policy, policy_names
-from arena.sim.asks import Asked, Asking, Lengths, Unplaceable, replay_jobs
+from arena.sim.asks import Asked, Asking, Lengths, Telling, Unplaceable, replay_jobs
 from arena.sim.checks import ReplayFaultError, Watchdog
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.replay import Replay
@@ -102,7 +102,7 @@ def test_what_can_run_nowhere_is_told_and_not_replayed() -> None:
 
 
 def told(job: TraceJob, *, is_rigid: bool = False, lengths: Lengths | None = None) -> JobSpec:
-    [found] = replay_jobs([asked(job)], is_rigid=is_rigid, lengths=lengths or Lengths())
+    [found] = replay_jobs([asked(job)], Telling(is_rigid=is_rigid, lengths=lengths or Lengths()))
     return found.spec
 
 
@@ -210,7 +210,7 @@ def steps_of_two() -> list[Step]:
     steps: list[Step] = []
     made = scenario(traced(1, gpu_count=4), traced(2, at_s=1.0, gpu_count=4), cluster=shape(("a100", 4, 2)))
     replay = Replay(shape=made.shape, policy=make_policy("fcfs"), grids=made.grids, costs=COSTS)
-    replay.run(list(replay_jobs(made.jobs, is_rigid=True, lengths=Lengths())), watch=steps.append)
+    replay.run(list(replay_jobs(made.jobs, Telling(is_rigid=True, lengths=Lengths()))), watch=steps.append)
     return steps
 
 
