@@ -34,8 +34,8 @@ class GreedyRules:
         type_change: Move jobs between GPU types.
         opportunism: Let jobs pass an earlier one that waits, and suspend them for it.
         migration: Change running jobs at all.
-        data_parallel: Only plans whose replicas are whole on each GPU, nothing of them divided; what a table measured has
-            no plan that is known.
+        data_parallel: Only plans whose replicas are whole on each GPU, nothing of them divided. What a table measured
+            has no plan that is known.
         deadlines: Heed them (``arena.policies.greedy_deadlines``).
         depth: Steps of the search; ``busy_depth`` where more than ``busy_count`` jobs run.
         upgrades_max: Upgrade steps after an arrival or departure.
