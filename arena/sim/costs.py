@@ -89,6 +89,14 @@ class CheckpointRestart:
         return self.setup_s if is_first else self.setup_s + self.storage.transfer_s(spec, group)
 
 
+class Pace(Protocol):
+    """How fast attempts really are, where that is not what was estimated."""
+
+    def step_s(self, spec: JobSpec, group: GpuGroup, *, estimated_s: float) -> float:
+        """Return the seconds of a step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCosts:
     """What the modelled agents take.
@@ -101,6 +109,7 @@ class SimCosts:
         exit_s: From the last word of a worker until its processes are gone.
         round_s: Jobs end on multiples of this, as in simulators that go in rounds; 0 for any instant.
         profile_s: From the submission of a job that may be laid out until its grid is there: it has to be measured.
+        pace: How long steps take; None: as long as estimated.
     """
 
     start_s: float = 1.0
@@ -110,6 +119,11 @@ class SimCosts:
     exit_s: float = 0.1
     round_s: float = 0.0
     profile_s: float = 0.0
+    pace: Pace | None = None
+
+    def step_s(self, spec: JobSpec, group: GpuGroup, *, estimated_s: float) -> float:
+        """Return the seconds of a step of an attempt."""
+        return estimated_s if self.pace is None else self.pace.step_s(spec, group, estimated_s=estimated_s)
 
     def saving_s(self, spec: JobSpec, group: GpuGroup) -> float:
         """Return how long a job that is asked to stop saves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from arena.domain.job import JobId
@@ -67,16 +68,23 @@ class _Account:
     step_gpu_seconds: float = 0.0
 
 
+def estimated_step_s(attempt: AttemptRecord) -> float:
+    """Return how long a step of an attempt takes as far as its estimate is right; 0 where there is none."""
+    return attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0
+
+
 @dataclass(slots=True)
 class Ledger:
     """Reads every step of a run.
 
     Attributes:
+        step_s: How long a step of an attempt really takes.
         outcomes: Of the jobs that ended, in order of their end.
         busy: GPUs held after each change, as (instant, count): a step function over the run.
         decision_count: How often the policy was asked.
     """
 
+    step_s: Callable[[AttemptRecord], float] = estimated_step_s
     outcomes: list[JobOutcome] = field(default_factory=list)
     busy: list[tuple[float, int]] = field(default_factory=list)
     decision_count: int = 0
@@ -110,7 +118,7 @@ class Ledger:
         account.held_s += held_s
         account.gpu_seconds += count * held_s
         steps = _kept_steps(attempt)
-        account.step_gpu_seconds = count * (attempt.estimate.iter_time_s if attempt.estimate is not None else 0.0)
+        account.step_gpu_seconds = count * self.step_s(attempt)
         account.lost_gpu_seconds += count * held_s - steps * account.step_gpu_seconds
         account.kept_step += steps
 

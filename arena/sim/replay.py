@@ -12,6 +12,7 @@ from arena.domain.events import Event, JobSubmitted, NodeRegistered
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
+from arena.domain.records import AttemptRecord
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
 from arena.errors import InternalError
@@ -19,7 +20,7 @@ from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
 from arena.sim.disturbances import Disturbance, merged
 from arena.sim.kernel import Kernel
-from arena.sim.ledger import Ledger
+from arena.sim.ledger import Ledger, estimated_step_s
 from arena.sim.run import HORIZON_S, Simulation
 from arena.sim.world import Fate
 
@@ -92,7 +93,7 @@ class Replay:
                 may not be moved; it carries the snapshot.
             InternalError: An invariant broke, or jobs are left that will never end.
         """
-        ledger = Ledger()
+        ledger = Ledger(step_s=self._step_s(jobs))
 
         def watching(step: Step) -> None:
             ledger.watch(step)
@@ -116,6 +117,13 @@ class Replay:
         if until_s >= HORIZON_S and len(ledger.outcomes) < len(jobs):
             raise InternalError(f"{len(jobs) - len(ledger.outcomes)} of {len(jobs)} jobs never ended")
         return ledger
+
+    def _step_s(self, jobs: Sequence[ReplayJob]) -> Callable[[AttemptRecord], float]:
+        pace = self.costs.pace
+        if pace is None:
+            return estimated_step_s
+        specs = {job.job_id: job.spec for job in jobs}
+        return lambda attempt: pace.step_s(specs[attempt.job_id], attempt.group, estimated_s=estimated_step_s(attempt))
 
     def _source(self, jobs: Sequence[ReplayJob], begins_s: float) -> Iterator[tuple[float, Event]]:
         """Yield all that comes from outside, in order of time; nodes first."""

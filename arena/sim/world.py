@@ -82,8 +82,8 @@ class _Run:
 class SimWorld:
     """Carries out commands by scheduling the events that answer them.
 
-    A modelled job steps at the pace its estimate says, saves as often as it is told and when it is asked to stop, and
-    ends as its fate says. One that may be laid out is profiled before it gets its first grid.
+    A modelled job steps at the pace its estimate says, or at that of the costs, saves as often as it is told and when
+    it is asked to stop, and ends as its fate says. One that may be laid out is profiled before it gets its first grid.
 
     Args:
         kernel: Virtual time, shared with the run.
@@ -172,7 +172,7 @@ class SimWorld:
         run.began_step = self._durable.get(attempt.job_id, 0)
         load_s = self.costs.restart.restart_s(run.spec, attempt.group, is_first=run.began_step == 0)
         run.began_at_s = started_at_s + load_s
-        run.step_s = self._step_s(attempt)
+        run.step_s = self.costs.step_s(run.spec, attempt.group, estimated_s=_estimated_s(attempt))
         ready = Ready(
             resumed_step=run.began_step,
             checkpoint=f"step-{run.began_step}" if run.began_step else None,
@@ -185,9 +185,6 @@ class SimWorld:
         fate = self._fate(run)
         if fate.step_count is not None:
             self._finish(run, fate, fate.step_count)
-
-    def _step_s(self, attempt: AttemptRecord) -> float:
-        return attempt.estimate.iter_time_s if attempt.estimate is not None else 1.0
 
     def _fate(self, run: _Run) -> Fate:
         fate = self.fates.get(run.attempt.job_id)
@@ -266,3 +263,7 @@ class SimWorld:
         interval = run.spec.checkpoint.interval_steps
         done = self._steps_done(run, now_s)
         return max(run.began_step, done - done % interval)
+
+
+def _estimated_s(attempt: AttemptRecord) -> float:
+    return attempt.estimate.iter_time_s if attempt.estimate is not None else 1.0

@@ -76,7 +76,7 @@ def works_of(case: Case) -> tuple[Work, ...]:
 
 
 def _work(asked: Asked, case: Case) -> Work:
-    costs, cells = case.scenario.costs, case.scenario.grids.grid(asked.spec, case.scenario.shape).cells
+    costs, cells = case.scenario.costs, case.truth.grid(asked.spec, case.scenario.shape).cells
     restart_s = [costs.restart.restart_s(asked.spec, cell.group, is_first=True) for cell in cells]
     times_s = [
         costs.start_s + start_s + asked.step_count * cell.best.estimate.iter_time_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from statistics import NormalDist
 from typing import Any
 
 from arena.domain.cluster import ClusterShape
@@ -14,13 +13,11 @@ from arena.errors import UserError
 from arena.sim.asks import Asked, Asking, Lengths, parted
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.study import Scenario
-from arena_traces.mapping import uniform_number
 from arena_traces.parts import from_zero, with_offered_load
 from arena_traces.trace import Accounting, Source, Trace
 from experiments.policy.arrivals import Drawn
-
-_EDGE = 1e-12
-"""Keeps a draw off the ends, where a normal number would be infinite."""
+from experiments.policy.disturbed import BelievedGrids, TruePace, killed_early, limited
+from experiments.policy.drawing import log_normal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +25,14 @@ class Case:
     """A replay to be made under any policy.
 
     Args:
+        truth: Grids of the world; those of the scenario are what the policy sees.
         identity: What sets its result apart from others, as JSON.
         load_at_least: Offered load where every job took the least GPU time that its grid knows.
         notes: What was done to the trace, for people.
     """
 
     scenario: Scenario
+    truth: GridSource
     seed: int
     identity: dict[str, Any]
     load_at_least: float
@@ -51,6 +50,12 @@ class Setting:
         lengths: ``true``, ``predicted`` or ``none``.
         length_sigma: Of the log-normal error of predicted lengths, whose median is 1.
         restart_s: Seconds of every start, from launch to first step.
+        killed_share: Of the jobs, killed early by their users (``experiments.policy.disturbed``).
+        bias_sigma: Of the estimates, by model family and GPU type.
+        bias_link: Factor of the estimates for groups of several nodes.
+        kind: ``malleable``, or ``moldable``: shaped at the start only.
+        keeps_type: Whether jobs stay on the GPU type that they ask for.
+        plans: ``all``, or ``data-parallel`` alone; the grids that are given go by it.
     """
 
     load: float | None = None
@@ -58,12 +63,23 @@ class Setting:
     lengths: str = "true"
     length_sigma: float = 1.0
     restart_s: float = 60.0
+    killed_share: float = 0.0
+    bias_sigma: float = 0.0
+    bias_link: float = 1.0
+    kind: str = "malleable"
+    keeps_type: bool = False
+    plans: str = "all"
 
     @property
     def costs(self) -> SimCosts:
         """What changes take."""
         restart = ConstantRestart(first_s=self.restart_s, again_s=self.restart_s)
         return SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether the policy sees other times than the world has."""
+        return self.bias_sigma > 0 or self.bias_link != 1
 
 
 def case_of(drawn: Drawn, grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int) -> Case:
@@ -79,20 +95,29 @@ def case_of(drawn: Drawn, grids: GridSource, shape: ClusterShape, *, setting: Se
     trace = _loaded(drawn, asked, grids, shape, setting)
     by_id = {one.job.job_id: one for one in asked}
     jobs = tuple(replace(by_id[job.job_id], job=job) for job in trace.jobs)
-    scenario = Scenario(
-        jobs=jobs,
-        shape=shape,
-        grids=grids,
-        costs=setting.costs,
-        lengths=lengths_of(setting, trace.jobs, seed),
-    )
+    scenario = _disturbed(jobs, grids, shape, setting=setting, seed=seed)
     return Case(
         scenario=scenario,
+        truth=grids,
         seed=seed,
         identity=_identity(drawn, grids, shape, setting),
         load_at_least=_load_at_least(jobs, grids, shape),
         notes=(*drawn.notes, *trace.changes),
     )
+
+
+def _disturbed(
+    jobs: tuple[Asked, ...], grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int
+) -> Scenario:
+    lengths = lengths_of(setting, tuple(one.job for one in jobs), seed)
+    jobs = tuple(limited(one, kind=setting.kind, keeps_type=setting.keeps_type) for one in jobs)
+    if setting.killed_share:
+        jobs, lengths = killed_early(jobs, lengths, share=setting.killed_share, seed=seed)
+    costs, seen = setting.costs, grids
+    if setting.is_biased:
+        seen = BelievedGrids(truth=grids, sigma=setting.bias_sigma, link=setting.bias_link, seed=seed)
+        costs = replace(costs, pace=TruePace(truth=grids, shape=shape))
+    return Scenario(jobs=jobs, shape=shape, grids=seen, costs=costs, lengths=lengths)
 
 
 def _loaded(drawn: Drawn, asked: tuple[Asked, ...], grids: GridSource, shape: ClusterShape, setting: Setting) -> Trace:
@@ -119,15 +144,9 @@ def lengths_of(setting: Setting, jobs: tuple[TraceJob, ...], seed: int) -> Lengt
     return Lengths(factor_by_job={job.job_id: log_normal(setting.length_sigma, seed, job.row) for job in jobs})
 
 
-def log_normal(sigma: float, seed: int, row: int, *, purpose: str = "length") -> float:
-    """Return a factor of median 1, drawn by seed and row alone."""
-    number = min(max(uniform_number(seed, row, purpose=purpose), _EDGE), 1 - _EDGE)
-    return math.exp(sigma * NormalDist().inv_cdf(number))
-
-
-def least_gpu_seconds(grid: Grid, step_count: int, *, restart_s: float = 0.0) -> float:
-    """Return the least GPU time in which a job's steps can be made, one start included."""
-    return min((step_count * cell.best.estimate.iter_time_s + restart_s) * cell.group.gpu_count for cell in grid.cells)
+def least_gpu_seconds(grid: Grid, step_count: int) -> float:
+    """Return the least GPU time in which a job's steps can be made."""
+    return step_count * min(cell.best.estimate.iter_time_s * cell.group.gpu_count for cell in grid.cells)
 
 
 def _load_at_least(jobs: tuple[Asked, ...], grids: GridSource, shape: ClusterShape) -> float:
@@ -144,4 +163,5 @@ def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Set
         "grids": grids.version,
         "pools": pools,
         "setting": asdict(setting),
+        "job_count": len(drawn.jobs),
     }

@@ -23,7 +23,8 @@ from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.trace import TraceJob
 from arena.sim.bootstrap import paired_ratio
 from experiments.policy.arrivals import Drawn
-from experiments.policy.cases import Case, Setting, case_of, log_normal
+from experiments.policy.cases import Case, Setting, case_of
+from experiments.policy.drawing import log_normal
 from experiments.policy.hesrpt_form import optimal_mean_flow_s
 from experiments.policy.loads import add_run_options, keeping_of, policies_of
 from experiments.policy.report import ratio_text

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from arena.planner.tables import TableGrids
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
 from experiments.policy.bounds import bound_of, works_of
 from experiments.policy.cases import Case, Setting, case_of
+from experiments.policy.data_parallel import PlanTimes, data_parallel_grids, read_estimates
 from experiments.policy.report import table_of
 from experiments.policy.runs import Keeping, figures_of, studied
 
@@ -27,6 +29,7 @@ class Bench:
     """What replays of Arena's tables have in common."""
 
     source: ArrivalSource
+    estimates: PlanTimes
     gpus_per_type: int = GPUS_PER_TYPE
 
     @classmethod
@@ -34,12 +37,21 @@ class Bench:
         """Read tables and traces."""
         tables = Tables.read(folder / "data" / "arena")
         source = ArrivalSource.read(Arrivals(arrivals), folder, tables)
-        return cls(source=source, gpus_per_type=gpus_per_type)
+        return cls(source=source, estimates=read_estimates(folder), gpus_per_type=gpus_per_type)
 
-    def cases(self, setting: Setting, draws: int) -> list[Case]:
-        """Return the draws of one setting."""
-        grids, shape = self.source.tables.grids(), cluster(self.gpus_per_type)
-        return [case_of(self.source.drawn(seed), grids, shape, setting=setting, seed=seed) for seed in range(draws)]
+    def cases(self, setting: Setting, draws: int, *, first: int | None = None) -> list[Case]:
+        """Return the draws of one setting, or of each the first so many jobs."""
+        grids, shape = self.grids(setting), cluster(self.gpus_per_type)
+        drawn = (self.source.drawn(seed) for seed in range(draws))
+        return [
+            case_of(replace(one, jobs=one.jobs[:first]), grids, shape, setting=setting, seed=seed)
+            for seed, one in enumerate(drawn)
+        ]
+
+    def grids(self, setting: Setting) -> TableGrids:
+        """Return what was measured, or of it what data parallelism alone reaches."""
+        measured = self.source.tables.grids()
+        return data_parallel_grids(measured, self.estimates) if setting.plans == "data-parallel" else measured
 
 
 def add_command(commands: Any) -> None:
@@ -59,6 +71,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-per-type", type=int, default=GPUS_PER_TYPE)
     parser.add_argument("--load-at", choices=("asked", "least"), default="asked", help="GPU time that a load counts")
     parser.add_argument("--draws", type=int, default=20)
+    parser.add_argument("--first", type=int, default=None, help="only so many jobs of each draw")
     add_run_options(parser)
 
 
@@ -98,7 +111,7 @@ def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
             restart_s=args.restart_s,
         )
         title = f"{args.arrivals}, load {load:g}, {args.lengths} lengths, restart {args.restart_s:g} s"
-        found.append(run_cases(bench.cases(setting, args.draws), args, console, title=title))
+        found.append(run_cases(bench.cases(setting, args.draws, first=args.first), args, console, title=title))
     return {"arrivals": args.arrivals, "gpu_count": cluster(args.gpus_per_type).gpu_count, "settings": found}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from arena.errors import ArenaError
-from experiments.policy import hesrpt, loads, rubick, venus
+from experiments.policy import hesrpt, loads, rubick, variations, venus
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for study in (loads, venus, rubick, hesrpt):
         study.add_command(commands)
+    variations.add_commands(commands)
     args = parser.parse_args(arguments)
     folder = Path(os.environ.get("ARENA_DATA_DIR", "../shared"))
     if not (folder / "data").is_dir():
