@@ -6,8 +6,9 @@
   its GPU-hours say (``arena_traces.mapping``). Jobs above 640 GPU-hours are left out and counted: the tables know no
   group of more than 16 GPUs, so that such a job alone would outlast the replay.
 
-Jobs of Arena's traces run a fifth of their iterations, as in its artifact. No job states a duration: what a trace
-offers is then the GPU time of its steps on what the jobs ask for, as ``arena replay --load`` has it.
+Jobs of Arena's traces run a fifth of their iterations, as in its artifact, and have no deadlines. No job states a
+duration: what a trace offers is then the GPU time of its steps on what the jobs ask for, as ``arena replay --load``
+has it.
 """
 
 from __future__ import annotations
@@ -102,8 +103,11 @@ class ArrivalSource:
         """Return the jobs of one of Arena's traces where the trace has them."""
         [trace] = self.traces
         jobs = (measured(job, self.tables) for job in trace.jobs)
-        fifth = (replace(job, step_count=max((job.step_count or 0) // ITERATIONS_DIVISOR, 1)) for job in jobs)
-        return Drawn(jobs=tuple(fifth), sha256=self._digests(), notes=("the trace as it is",))
+        fifth = (
+            replace(job, step_count=max((job.step_count or 0) // ITERATIONS_DIVISOR, 1), deadline_s=None)
+            for job in jobs
+        )
+        return Drawn(jobs=tuple(fifth), sha256=self._digests(), notes=("the trace as it is, without deadlines",))
 
     def _window(self, seed: int) -> Drawn:
         number = uniform_number(seed, 0, purpose="window") * sum(len(one.jobs) - ITP_JOBS for one in self.traces)
@@ -152,7 +156,7 @@ def repeated(jobs: tuple[TraceJob, ...], copies: int) -> tuple[TraceJob, ...]:
 
 
 def shuffled(jobs: tuple[TraceJob, ...], seed: int) -> tuple[TraceJob, ...]:
-    """Return the same arrivals with the jobs in another order; deadlines count from submission and go with the job."""
+    """Return the same arrivals with the jobs in another order."""
     order = list(range(len(jobs)))
     random.Random(seed).shuffle(order)
     moved = (

@@ -11,7 +11,7 @@ from arena.domain.cluster import ClusterShape, NodePool
 from arena.domain.job import JobId, JobKind, JobSpec, WorkloadSpec
 from arena.domain.trace import TraceJob, TraceOutcome
 from arena.planner.tables import TableGrids
-from arena.sim.asks import replay_jobs
+from arena.sim.asks import Telling, replay_jobs
 from experiments.policy.arrivals import Drawn
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.data_parallel import data_parallel_grids
@@ -83,7 +83,7 @@ def test_a_share_is_killed_early_and_declares_its_full_length() -> None:
     killed = [job for job in jobs if job.job.outcome is TraceOutcome.CANCELLED]
     assert 40 <= len(killed) <= 80
     assert all(job.step_count < 1000 for job in killed)
-    told = list(replay_jobs(jobs, is_rigid=False, lengths=one.scenario.lengths))
+    told = list(replay_jobs(jobs, Telling(is_rigid=False, lengths=one.scenario.lengths)))
     assert {job.spec.step_limit for job in told} == {1000}
     assert sum(job.fate.is_cancelled for job in told) == len(killed)
 
