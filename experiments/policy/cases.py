@@ -12,6 +12,7 @@ from arena.domain.trace import TraceJob
 from arena.errors import UserError
 from arena.sim.asks import Asked, Asking, Lengths, parted
 from arena.sim.costs import ConstantRestart, SimCosts
+from arena.sim.sources import ReplayGrids
 from arena.sim.study import Scenario
 from arena_traces.parts import from_zero, with_offered_load
 from arena_traces.trace import Accounting, Source, Trace
@@ -88,7 +89,7 @@ def case_of(drawn: Drawn, grids: GridSource, shape: ClusterShape, *, setting: Se
     Raises:
         UserError: A job can run nowhere on the cluster.
     """
-    asking = Asking(grids=grids, shape=shape)
+    asking = Asking(grids=ReplayGrids(planner=grids, table=grids), shape=shape)
     asked, unplaceable = parted(map(asking.asked, drawn.jobs))
     if unplaceable:
         raise UserError(f"{len(unplaceable)} jobs can run nowhere on the cluster", why=unplaceable[0].why)

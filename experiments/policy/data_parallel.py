@@ -8,6 +8,7 @@ cannot hold runs as its user laid it out: on the fewest GPUs of each type that h
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,8 +33,9 @@ def read_estimates(folder: Path) -> PlanTimes:
         for text, plans in by_group.items():
             nodes, gpu_type, _, _, per_node, _ = text.split("_")
             counts = [int(per_node)] * int(nodes)
-            # What could not be estimated stands there as -1.
-            time_s = {tuple(plan[0]): plan[4] for plan in plans if isinstance(plan, list)}
+            # A group that was not estimated has -1 for plans, and one that does not fit takes for ever.
+            known = (plan for plan in plans if isinstance(plan, list) and math.isfinite(plan[4]))
+            time_s = {tuple(plan[0]): plan[4] for plan in known}
             if (1, sum(counts), 1) in time_s:
                 slowdowns[GpuGroup.of(gpu_type, counts)] = time_s[1, sum(counts), 1] / min(time_s.values())
     return found

@@ -20,7 +20,9 @@ from experiments.policy.report import table_of
 from experiments.policy.runs import Keeping, figures_of, studied
 
 AGAINST = "arena-greedy"
-GPUS_PER_TYPE = 32
+GPUS_PER_TYPE = {Arrivals.ITP: 16, Arrivals.HELIOS: 32, Arrivals.PAI: 32}
+"""So many that at a load of 0.9 arrivals last more than 15 times as long as the mean job."""
+
 LOADS = "0.3,0.6,0.9,1.1"
 
 
@@ -30,14 +32,17 @@ class Bench:
 
     source: ArrivalSource
     estimates: PlanTimes
-    gpus_per_type: int = GPUS_PER_TYPE
+    gpus_per_type: int
 
     @classmethod
-    def read(cls, arrivals: str, folder: Path, gpus_per_type: int) -> Bench:
+    def read(cls, args: argparse.Namespace, folder: Path) -> Bench:
         """Read tables and traces."""
+        arrivals = Arrivals(args.arrivals)
         tables = Tables.read(folder / "data" / "arena")
-        source = ArrivalSource.read(Arrivals(arrivals), folder, tables)
-        return cls(source=source, estimates=read_estimates(folder), gpus_per_type=gpus_per_type)
+        source = ArrivalSource.read(arrivals, folder, tables)
+        return cls(
+            source=source, estimates=read_estimates(folder), gpus_per_type=args.gpus_per_type or GPUS_PER_TYPE[arrivals]
+        )
 
     def cases(self, setting: Setting, draws: int, *, first: int | None = None) -> list[Case]:
         """Return the draws of one setting, or of each the first so many jobs."""
@@ -68,7 +73,7 @@ def add_command(commands: Any) -> None:
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add what all studies on these replays take."""
     parser.add_argument("--arrivals", choices=tuple(Arrivals), default=Arrivals.ITP)
-    parser.add_argument("--gpus-per-type", type=int, default=GPUS_PER_TYPE)
+    parser.add_argument("--gpus-per-type", type=int, default=None, help="of each of four; 16 for itp, else 32")
     parser.add_argument("--load-at", choices=("asked", "least"), default="asked", help="GPU time that a load counts")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--first", type=int, default=None, help="only so many jobs of each draw")
@@ -100,7 +105,7 @@ def keeping_of(args: argparse.Namespace) -> Keeping:
 
 def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
     """Run the study and print a table for each load."""
-    bench = Bench.read(args.arrivals, folder, args.gpus_per_type)
+    bench = Bench.read(args, folder)
     found = []
     for load in (float(text) for text in args.loads.split(",")):
         setting = Setting(
@@ -112,7 +117,7 @@ def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
         )
         title = f"{args.arrivals}, load {load:g}, {args.lengths} lengths, restart {args.restart_s:g} s"
         found.append(run_cases(bench.cases(setting, args.draws, first=args.first), args, console, title=title))
-    return {"arrivals": args.arrivals, "gpu_count": cluster(args.gpus_per_type).gpu_count, "settings": found}
+    return {"arrivals": args.arrivals, "gpu_count": cluster(bench.gpus_per_type).gpu_count, "settings": found}
 
 
 def run_cases(cases: list[Case], args: argparse.Namespace, console: Console, *, title: str) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def exact(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
 
 
 def _run(varied: Sequence[Variation], args: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
-    bench = Bench.read(args.arrivals, folder, args.gpus_per_type)
+    bench = Bench.read(args, folder)
     rows: list[dict[str, Any]] = []
     base: Study | None = None
     for one in varied:
