@@ -87,6 +87,8 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
     ]
     if inputs.disturbances is not None:
         rows += [("nodes" if index == 0 else "", text) for index, text in enumerate(_losses_texts(inputs.disturbances))]
+    if inputs.table is None and any(one.spec.workload is not None for one in first.scenario.jobs):
+        rows.append(("workloads", "planned as models of the names' sizes: no --grids TABLE has measured them"))
     if all(one.spec.command is not None for one in first.scenario.jobs):
         rows.append(("jobs", "all rigid: the trace says nothing of how they would run on other GPUs, so elastic and"))
         rows.append(("", "arena-greedy have nothing to shape; --mapping and --grids give them something"))

@@ -147,16 +147,6 @@ def _check(inputs: Inputs) -> None:
             fix="say what they train with --mapping default (or a FILE), or leave out --grids: "
             "each job then runs as long as in the trace, on as many GPUs",
         )
-    if inputs.mapping is not None and inputs.table is None:
-        raise UserError(
-            "--mapping gives jobs workloads by name, and nothing says how fast those are",
-            fix="give their measurements with --grids TABLE",
-        )
-    if inputs.table is None and names_workloads:
-        raise UserError(
-            f"{file} names workloads, and nothing says how fast those are",
-            fix="give their measurements with --grids TABLE",
-        )
 
 
 def _mapping(name: str) -> WorkloadMapping:
@@ -187,7 +177,13 @@ def _sha256(text: str) -> str:
 
 def grids_of(inputs: Inputs) -> ReplayGrids:
     """Return where grids come from."""
-    return ReplayGrids(planner=PlannerGridSource(gpu_types=inputs.cluster.gpu_types), table=inputs.table)
+    gpu_types = inputs.cluster.gpu_types
+    return ReplayGrids(
+        planner=PlannerGridSource(gpu_types=gpu_types),
+        table=inputs.table,
+        # Named models are of the trace's world, and may want what the worker does not do (fp16).
+        named=PlannerGridSource(gpu_types=gpu_types, beyond_worker=True),
+    )
 
 
 def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:

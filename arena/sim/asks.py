@@ -14,12 +14,13 @@ from typing import Any
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape
-from arena.domain.grid import Cell, Grid, GridSource
+from arena.domain.grid import Cell, Grid
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec, StopSpec
 from arena.domain.trace import TraceJob, TraceOutcome
 from arena.errors import UserError
 from arena.policies.greedy_seats import Ask
 from arena.sim.replay import ReplayJob
+from arena.sim.sources import ReplayGrids
 from arena.sim.world import Fate
 
 TRACED = CommandSpec(argv=("traced",))
@@ -81,7 +82,7 @@ class Asking:
         needs_data_parallel: A job must also have a data-parallel plan: a policy of the study knows no others.
     """
 
-    grids: GridSource
+    grids: ReplayGrids
     shape: ClusterShape
     step_share: float = 1.0
     specs: Mapping[JobId, JobSpec] = field(default_factory=dict)
@@ -133,11 +134,11 @@ class Asking:
         """Return why a job can have no data-parallel plan where it needs one, empty where it can."""
         if not self.needs_data_parallel or spec.command is not None:
             return ""
-        if spec.workload is not None:
+        if spec.workload is not None and not self.grids.knows_plans(spec):
             raise UserError(
                 f"which plans of {spec.workload.name} are data-parallel is not known",
                 why="a table has the time of a step, and not by which plan",
-                fix="leave out the policy that knows no others, or replay jobs that are described (arena-log)",
+                fix="leave out the policy that knows no others, or the table: what workloads name is then planned",
             )
         grid = self.grids.grid(data_parallel(spec), self.shape)
         return "" if grid.cells else "it has no data-parallel plan on this cluster"
@@ -251,8 +252,8 @@ def _told(asked: Asked, telling: Telling) -> JobSpec:
 
 
 def data_parallel(spec: JobSpec) -> JobSpec:
-    """Return a job whose replicas stay whole on one GPU, where it is described."""
-    if spec.train is None:
+    """Return a job whose replicas stay whole on one GPU; a command has none."""
+    if spec.command is not None:
         return spec
     return spec.model_copy(
         update={"parallel": spec.parallel.model_copy(update={"tp_max": 1, "pp_max": 1, "zero": (0,)})}

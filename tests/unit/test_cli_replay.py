@@ -193,7 +193,7 @@ def test_names_of_a_trace_cannot_write_the_report(arena: Arena, folder: Path) ->
         (("--policy", ","), "--policy names no policy"),
         (("--grids", "{}/steps.csv"), "--mapping default"),
         (("--grids", "{}/missing.csv"), "cannot read"),
-        (("--mapping", "default"), "nothing says how fast those are. Give their measurements with --grids TABLE"),
+        (("--mapping", "{}/mapping.yaml"), "nothing says how fast net__1B is: its name is no model that the planner"),
         (("--seeds", "3"), "would run the same thing 3 times"),
         (("--window", "900", "1000"), "no job was submitted from 900 to 1000 s"),
         (("--jobs", "0"), "--jobs 0 runs nothing"),
@@ -246,12 +246,27 @@ def test_jobs_that_fit_nowhere_are_told_or_left_out(arena: Arena, folder: Path) 
     assert document["trace"]["left_out_count"] == 1
 
 
-def test_a_trace_with_workloads_needs_a_table(arena: Arena, folder: Path) -> None:
+def test_a_trace_of_unknown_workloads_needs_a_table(arena: Arena, folder: Path) -> None:
     done = replay(arena, folder, trace="arena.csv")
     assert done.code == 4
-    assert (
-        "names workloads, and nothing says how fast those are. Give their measurements with --grids TABLE" in done.err
-    )
+    assert "nothing says how fast net__1B is" in done.err
+    assert "models known by name: bert__760M, " in done.err
+
+
+def test_workloads_that_are_known_by_name_are_planned_without_a_table(arena: Arena, folder: Path) -> None:
+    """A model of twice the size takes longer on the same GPUs, and one that fits nowhere is told."""
+    (folder / "cluster.yaml").write_text("nodes: [{type: a100-80, count: 1, gpus: 4}]\n")
+    rows = [f"{size},0,10,bert__{size},-1,256,4,a100-80" for size in ("1.3B", "2.6B")]
+    written(folder / "named.csv", table(ARENA_HEAD, *rows))
+    options = ("--policy", "fcfs,arena-greedy:data_parallel=1", "--out", folder / "out", "--no-report")
+    done = replay(arena, folder, *options, trace="named.csv")
+    assert done.code == 0, done.err
+    assert "planned as models of the names' sizes" in done.out
+    jobs = list(csv.DictReader(io.StringIO((folder / "out" / "jobs.csv").read_text())))
+    held = {one["job_id"]: float(one["gpu_seconds"]) for one in jobs if one["policy"] == "fcfs"}
+    assert 1.5 < (held["2.6B"] - 40) / (held["1.3B"] - 40) < 3
+    written(folder / "named.csv", table(ARENA_HEAD, "huge,0,10,moe__70B,-1,256,4,a100-80"))
+    assert "can run nowhere on this cluster: huge" in replay(arena, folder, trace="named.csv").err
 
 
 def test_errors_of_lengths_are_drawn_by_seed_and_row_alone() -> None:
