@@ -22,35 +22,14 @@ from arena.domain.parallel import Recompute
 from arena.planner.activations import Kept, Operators, Spread
 from arena.planner.implementation import Attention, Implementation
 from arena.planner.model import ModelCost, ParameterCounts, Part, Product, Reductions, model_cost
+from arena.planner.named_workloads import BERT_SHAPES, BERT_VOCABULARY, MOE_SHAPES, MOE_VOCABULARY, SEQUENCE
 from experiments.arena_data.data import Workload
 
-SEQUENCE = 1024
-BERT_VOCABULARY, MOE_VOCABULARY = 51200, 32000
 MOE_WIDENING = 8
 EXPERT_GROUP_TOKENS = 2048
 CLASSES, IMAGE_SIZE = 1024, 224
 CLUSTERS = 16
 """Of operators of a model (``num_pipeline_layers``): the blocks of a Wide-ResNet, some of the layers of others."""
-
-BERT_SHAPES = {
-    "760M": (24, 1536, 16),
-    "1.3B": (24, 2048, 32),
-    "2.6B": (32, 2560, 32),
-    "6.7B": (32, 4096, 32),
-    "15B": (48, 5120, 40),
-    "39B": (48, 8192, 64),
-}
-"""Layers, width, heads."""
-
-MOE_SHAPES = {
-    "690M": (8, 768, 16, 16),
-    "1.3B": (16, 768, 16, 16),
-    "2.4B": (16, 1024, 16, 16),
-    "10B": (16, 1536, 16, 32),
-    "27B": (16, 2048, 16, 48),
-    "70B": (32, 2048, 16, 64),
-}
-"""Layers, width, heads, experts."""
 
 _RESNET_50, _RESNET_101 = (3, 4, 6, 3), (3, 4, 23, 3)
 RESNET_SHAPES = {
