@@ -32,7 +32,7 @@ _INTERVALS = 12
 _FINER = 6
 _ROUNDS = 3
 _REFINED = 2
-_COUNTS_MAX = 16
+_COUNTS_MAX = 32
 _MULTIPLES = (2.5,)
 _EPSILON = 1e-9
 
@@ -78,7 +78,7 @@ class Program:
     recursion: Recursion = field(init=False)
     ending_s: Floats = field(init=False)
     least_sum_s: Floats = field(init=False)
-    known: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    least_of_class_s: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:
         table = self.table
@@ -111,7 +111,7 @@ class Program:
         )
         nothing = np.zeros((len(self.tp), layers + 1))
         self.ending_s = table.after.last.min(axis=0)
-        self.least_sum_s = self._least_s(nothing, nothing[:, :-1])
+        self.least_sum_s = self._least_s(nothing[None], nothing[None, :, :-1])[:, 0]
 
     def _of_stages(self, values: Floats | Ints) -> Floats:
         """Return ``[k, l, l + 1]`` values of distinct stages only, ``[k, u]``; many stages of a model are alike."""
@@ -119,25 +119,34 @@ class Program:
         return found
 
     def _least_s(self, after: Floats, ending: Floats) -> Floats:
-        """Return the least time of a micro-batch and of what follows the first and last stage, by number of stages."""
-        ahead, last = after[None, None], self._of_last(ending)[None]
-        first_s = self.recursion.totals(
-            self.time_s[None], ahead, np.ones(1), last=np.where(np.isfinite(last), 0.0, np.inf)
-        )
+        """Return the least time of a micro-batch and of what follows the first and last stage, ``[stages, t]``.
+
+        Args:
+            after: Of first stages, ``[t, k, l + 1]``.
+            ending: Of last stages, ``[t, k, l]``.
+        """
+        ahead, last = after[:, None], self._of_last(ending)
+        # Chains differ in what follows their first stage only, as long as the same kinds may be last.
+        masks, which = np.unique(np.isfinite(ending).reshape(len(ending), -1), axis=0, return_inverse=True)
+        first_s = np.empty((self.pp_max, len(after)))
+        for index in range(len(masks)):
+            own = np.flatnonzero(which.reshape(-1) == index)
+            may_end = np.where(np.isfinite(last[own[:1]]), 0.0, np.inf)
+            first_s[:, own] = self.recursion.totals(self.time_s[None], ahead[own], np.ones(1), last=may_end)
         share = 1.0 - BACKWARD_SHARE
         times = np.where(np.isfinite(self.time_s), self.time_s, 0.0)
         last_s = self.recursion.totals(
-            share * self.time_s[None],
+            np.repeat(share * self.time_s[None], len(last), axis=0),
             np.where(np.isfinite(ahead), 0.0, np.inf),
-            np.full(1, share),
+            np.full(len(last), share),
             last=last + BACKWARD_SHARE * times[None],
         )
-        return np.maximum(first_s, last_s)[:, 0]
+        return np.maximum(first_s, last_s)
 
     def _of_last(self, ending: Floats) -> Floats:
-        """Return what follows last stages by distinct stages, ``[k, u]``."""
-        found = np.zeros_like(self.time_s)
-        found[:, self.which[:, -1]] = ending
+        """Return what follows last stages by distinct stages, ``[..., k, u]``."""
+        found = np.zeros((*ending.shape[:-1], self.time_s.shape[1]))
+        found[..., self.which[:, -1]] = ending
         return found
 
     def work(self, price: Floats) -> Floats:
@@ -150,12 +159,15 @@ class Program:
     def cases(self, time_s: float) -> list[Case]:
         """Return all plans that could be done by a time, by class of first stages and depth."""
         found: list[Case] = []
+        if not len(self.least_of_class_s):
+            self.least_of_class_s = self._least_of_classes_s()
         for group, by_level in enumerate(self.table.after.first):
             for pp in range(1, self.pp_max + 1):
-                level, least_s = 0, float(self._least_of_class_s(group, 0)[pp - 1])
-                while least_s <= time_s and (further := self._level(pp, time_s, least_s)) > level:
-                    level, least_s = further, float(self._least_of_class_s(group, further)[pp - 1])
-                if least_s <= time_s:
+                least_s = self.least_of_class_s[pp - 1, group]
+                level = 0
+                while least_s[level] <= time_s and (further := self._level(pp, time_s, float(least_s[level]))) > level:
+                    level = further
+                if least_s[level] <= time_s:
                     found.append(
                         Case(
                             group=group,
@@ -164,15 +176,17 @@ class Program:
                             time_s=time_s,
                             after_s=by_level[level],
                             ending_s=self.ending_s[level],
-                            least_s=least_s,
+                            least_s=float(least_s[level]),
                         )
                     )
         return found
 
-    def _least_of_class_s(self, group: int, level: int) -> Floats:
-        if (group, level) not in self.known:
-            self.known[group, level] = self._least_s(self.table.after.first[group, level], self.ending_s[level])
-        return self.known[group, level]
+    def _least_of_classes_s(self) -> Floats:
+        """Return the least time by the number of stages, class of the first one and level."""
+        first = self.table.after.first
+        ending = np.broadcast_to(self.ending_s[None], (len(first), *self.ending_s.shape))
+        found = self._least_s(first.reshape(-1, *first.shape[2:]), ending.reshape(-1, *ending.shape[2:]))
+        return found.reshape(-1, *first.shape[:2])
 
     def level(self, pp: int, time_s: float) -> int:
         """Return how far a first stage spreads at least in plans of so many stages that are done by a time."""
@@ -194,16 +208,22 @@ class Program:
 
         All chains of a plan wait for these. Parts that take longer have no such stage then.
         """
-        found: list[Case] = []
+        pairs: list[tuple[Floats, Floats]] = []
         for after in self._by_slowest(case.after_s):
+            if case.pp == 1:
+                pairs.append((after, case.ending_s))
+                continue
             for of_class in self.table.after.last[:, case.level]:
-                for ending in self._by_slowest(of_class) if case.pp > 1 else [case.ending_s]:
-                    least_s = float(self._least_s(after, ending)[case.pp - 1])
-                    if least_s <= case.time_s:
-                        found.append(replace(case, after_s=after, ending_s=ending, least_s=least_s))
-                if case.pp == 1:
-                    break
-        return found
+                pairs += [(after, ending) for ending in self._by_slowest(of_class)]
+        if not pairs:
+            return []
+        afters, endings = (np.stack(one) for one in zip(*pairs, strict=True))
+        least_s = self._least_s(afters, endings)[case.pp - 1].tolist()
+        return [
+            replace(case, after_s=after, ending_s=ending, least_s=least)
+            for (after, ending), least in zip(pairs, least_s, strict=True)
+            if least <= case.time_s
+        ]
 
     def _by_slowest(self, values: Floats) -> list[Floats]:
         """Return ``[k, ...]`` values where each part in turn is the slowest, infinite for slower ones."""
@@ -333,10 +353,10 @@ class Program:
             trace=traced(),
         )
         slack[:, some] = np.maximum(slack[:, some], by_last - done[some])
-        count_max = np.minimum(room, self.table.need)
-        open_ = (slack[:, some] < 0).any(axis=0)
+        count_max = np.broadcast_to(np.minimum(room, self.table.need), slack.shape)
+        open_ = (slack[:, some] < 0).any(axis=0) & (count_max.max(axis=0) <= _COUNTS_MAX)[some]
         still = some[open_]
-        if len(still) and count_max.max() <= _COUNTS_MAX:
+        if len(still):
             sums = [(0.0, cheapest[:, still]), (1.0, by_first[:, still]), (1.0, by_last[:, open_])]
             after = asked.after_s if len(asked.after_s) == 1 else asked.after_s[still]
             for more in _MULTIPLES:
@@ -358,8 +378,8 @@ class Program:
                     trace=traced(),
                 )
                 sums += [(more, by_first), (more, by_last)]
-            counts = count_max[:, still] if count_max.shape[1] > 1 else count_max
-            slack[:, still] = np.maximum(slack[:, still], self._by_count(sums, low[still], time_s, counts))
+            by_count = self._by_count(sums, low[still], time_s, count_max[:, still])
+            slack[:, still] = np.maximum(slack[:, still], by_count)
         return slack
 
     def _by_count(self, sums: list[tuple[float, Floats]], low: Floats, time_s: float, count_max: Floats) -> Floats:

@@ -39,7 +39,7 @@ def most_work(counts: Ints, gpus: Floats, stock: Ints | Floats) -> Master:
         entering = int(reduced.argmax()) if turn < 100 else int((reduced > _EPSILON).argmax())
         if reduced[entering] <= _EPSILON:
             break
-        column = body[:, entering]
+        column = body[:, entering].copy()
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where(column > _EPSILON, right / column, np.inf)
         leaving = int(ratio.argmin())
@@ -48,9 +48,9 @@ def most_work(counts: Ints, gpus: Floats, stock: Ints | Floats) -> Master:
         pivot = column[leaving]
         body[leaving] /= pivot
         right[leaving] /= pivot
-        others = np.arange(rows) != leaving
-        right[others] -= column[others] * right[leaving]
-        body[others] -= np.outer(column[others], body[leaving])
+        column[leaving] = 0.0
+        right -= column * right[leaving]
+        body -= column[:, None] * body[leaving]
         reduced = reduced - reduced[entering] * body[leaving]
         basis[leaving] = entering
     chosen = np.zeros(size + rows)

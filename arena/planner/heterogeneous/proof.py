@@ -17,8 +17,8 @@ _PRICES_KEPT = 3
 _STEP = 0.5
 """How far prices go from the best ones so far to those of the linear program, which jump from corner to corner."""
 
-Attempt = Callable[[Program, tuple[int, ...]], None]
-"""Told a pipeline that may hold a faster plan."""
+Attempt = Callable[[Program, tuple[int, ...]], bool]
+"""Told a pipeline that may hold a faster plan; returns whether a better one than before is known then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class Proofs:
         """Tell whether it is certain that no plan of a program is done by a time.
 
         Args:
-            attempt: What is told of pipelines for which it is not.
+            attempt: What is told of pipelines for which it is not. Where it knows a better plan then, what is left is
+                not asked: with that plan it is easier.
         """
         cases = [case for case in program.cases(time_s) if not self._is_done(program, case)]
         for price in self._first_prices(program):
@@ -58,9 +59,20 @@ class Proofs:
                 done = [case for case, is_open in zip(cases, open_, strict=True) if not is_open]
                 self.done.update({(id(program), case.group, case.pp): case.time_s for case in done})
             cases = [case for case, is_open in zip(cases, open_, strict=True) if is_open]
-        # All of them, not until one fails: what is met may be worth trying.
-        proven = [self._is_case_proven(program, case, attempt) for case in cases]
-        return all(proven)
+        is_better = False
+
+        def told(asked: Program, cuts: tuple[int, ...]) -> bool:
+            nonlocal is_better
+            is_better = attempt is not None and attempt(asked, cuts)
+            return is_better
+
+        # All of them, not until one fails: what is met may be worth trying. Few stages first, they are asked soonest.
+        is_proven = True
+        for case in sorted(cases, key=lambda one: one.pp):
+            is_proven &= self._is_case_proven(program, case, told if attempt is not None else None)
+            if is_better:
+                return False
+        return is_proven
 
     def _is_done(self, program: Program, case: Case) -> bool:
         """Tell whether a case was proven for a later time, without caps on what GPUs cost."""
@@ -117,7 +129,7 @@ class Proofs:
 
     def _are_cuts_proven(self, program: Program, case: Case, attempt: Attempt | None) -> bool:
         """Ask the linear program over all chains, for one way to cut after the other."""
-        layers = program.table.layer_count
+        layers, is_proven = program.table.layer_count, True
         for cuts in [(0, layers)] if case.pp == 1 else [(0, at, layers) for at in range(1, layers)]:
             chains = self.chains(program, cuts)
             # Most ways to cut are out whatever the class of the last stage is.
@@ -125,12 +137,13 @@ class Proofs:
                 possible(chains.of_class(case.after_s, case.ending_s), case.time_s, self.price(program))
             ):
                 continue
-            for ending in program.table.after.last[:, case.level] if case.pp > 1 else [case.ending_s]:
-                if not self._is_cut_proven(program, chains.of_class(case.after_s, ending), case.time_s):
-                    if attempt is not None:
-                        attempt(program, cuts)
-                    return False
-        return True
+            endings = program.table.after.last[:, case.level] if case.pp > 1 else [case.ending_s]
+            if all(self._is_cut_proven(program, chains.of_class(case.after_s, one), case.time_s) for one in endings):
+                continue
+            is_proven = False
+            if attempt is None or attempt(program, cuts):
+                return False
+        return is_proven
 
     def _is_cut_proven(self, program: Program, chains: Chains, time_s: float) -> bool:
         for counts in possible(chains, time_s, self.price(program)):
@@ -163,9 +176,8 @@ class Proofs:
                 return True
             news = [chains_with(program.table, one.cuts, np.array([one.kinds]), parts) for one in found]
             more = reduce(Chains.joined, (one.of_class(case.after_s, case.ending_s) for one in news))
-            if attempt is not None:
-                for one in found[:1]:
-                    attempt(program, one.cuts)
+            if attempt is not None and attempt(program, found[0].cuts):
+                return False
             counts = more.counts(case.time_s)
             value = float((counts - self._taken(more) @ price * need).max(initial=0.0))
             if value < best_value:

@@ -30,6 +30,7 @@ class Recursion:
         fits: Which kinds hold which stages, by the stages left, ``[k, u]`` each.
         members: The kinds of each zone.
         home: The zone of each kind, ``[k]``.
+        same_fits: Whether the same kinds hold the same stages as with one stage less.
         crossing_s: Least detour of a message from one zone to another, both ends together, ``[z, z, l + 1]``.
     """
 
@@ -38,6 +39,11 @@ class Recursion:
     members: Sequence[Ints]
     home: Ints
     crossing_s: Floats
+    same_fits: Sequence[bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        same = [index > 0 and np.array_equal(one, self.fits[index - 1]) for index, one in enumerate(self.fits)]
+        object.__setattr__(self, "same_fits", same)
 
     @property
     def layer_count(self) -> int:
@@ -57,50 +63,56 @@ class Recursion:
         """Return the least sums over chains of 1, 2, ... stages, ``[stages, t]``.
 
         Args:
-            cost: Of stages, ``[t, k, u]``.
+            cost: Of stages, ``[t, k, u]``; ``[1, k, u]`` where only what follows first stages differs.
             after: Cost of what follows first stages, ``[t, stages or 1, k, l + 1]``.
             crossing: Cost of a second of a message between zones, ``[t]``.
             last: What last stages cost beyond that, ``[t, k, u]``.
         """
         layers, depth, count = self.layer_count, pp or len(self.fits), len(cost)
         zones, ahead_of = len(self.members), self.which[0]
-        found = np.full((depth, count), np.inf)
+        found = np.full((depth, count if after is None else max(count, len(after))), np.inf)
         rest = np.full((count, zones, layers + 1), np.inf)
         rest[:, :, layers] = 0.0
         for index in range(depth):
-            if index < 2 or not np.array_equal(self.fits[index], self.fits[index - 1]):
+            if index < 2 or not self.same_fits[index]:
                 each = cost + last if index == 0 and last is not None else cost
                 masked = np.where(self.fits[index][None], each, np.inf)
                 if trace is not None:
                     kind = np.stack([own[masked[:, own].argmin(axis=1)] for own in self.members], axis=1)
-                least = np.stack([masked[:, own].min(axis=1) for own in self.members], axis=1)
-                stages = least[:, :, self.which]
+                stages = self._least(masked)[:, :, self.which]
                 front = masked[:, :, ahead_of]
-            to = np.zeros((count, zones, layers + 1), dtype=np.int64)
+            to = np.zeros((1, 1, 1), dtype=np.int64)
             ahead = rest
             if zones > 1:
                 over = rest[:, None] + crossing[:, None, None, None] * self.crossing_s[None]
                 to = over.argmin(axis=2)
                 ahead = over.min(axis=2)
-            first = front + ahead[:, self.home]
+            first = front + (ahead[:, self.home] if zones > 1 else ahead)
             if after is not None:
                 first = first + after[:, min(index, after.shape[1] - 1)]
-            flat = first.reshape(count, -1)
+            flat = first.reshape(len(first), -1)
             through = stages + ahead[:, :, None, :]
             rest = np.full((count, zones, layers + 1), np.inf)
             if trace is None:
                 found[index] = flat.min(axis=1)
-                rest[:, :, :layers] = through.min(axis=3)
+                through.min(axis=3, out=rest[:, :, :layers])
                 continue
             end, best = through.argmin(axis=3), flat.argmin(axis=1)
-            found[index] = flat[np.arange(count), best]
+            found[index] = flat[np.arange(len(first)), best]
             rest[:, :, :layers] = np.take_along_axis(through, end[..., None], axis=3)[..., 0]
             trace.first.append(best)
             trace.end.append(end)
             trace.kind.append(kind)
-            trace.to.append(to)
+            trace.to.append(np.broadcast_to(to, rest.shape))
             trace.home = self.home
         return found
+
+    def _least(self, cost: Floats) -> Floats:
+        """Return the least over the kinds of each zone, ``[t, z, u]``."""
+        if len(self.members) == 1:
+            least: Floats = cost.min(axis=1, keepdims=True)
+            return least
+        return np.stack([cost[:, own].min(axis=1) for own in self.members], axis=1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -26,13 +26,14 @@ from arena.planner.heterogeneous.looks import Look, looks_of, times_between
 from arena.planner.heterogeneous.money import MoneyProof
 from arena.planner.heterogeneous.offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
 from arena.planner.heterogeneous.plan import plan_of
-from arena.planner.heterogeneous.proof import Proofs, cut_evenly
+from arena.planner.heterogeneous.proof import Proofs, cut_evenly, speeds
 from arena.planner.heterogeneous.tables import StageTable
 
 _SHARES = (0.0, 0.02, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 0.6, 0.8, 0.9)
 """Shares of the best time, beyond the wanted gap, by which a bound gives way until it can be proven."""
 _DEPTHS = (1, 2, 4, 8, 16)
 _LOOKS_MAX = 40
+_STEPS = (-4, -2, -1, 1, 2, 4)
 _TIME_PRECISION = 1.0005
 _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
@@ -87,6 +88,8 @@ class Hunt:
     mixes: int = 0
     judged: int = 0
     refusals: dict[str, Reason] = field(default_factory=dict)
+    best_pipeline: tuple[Program, tuple[int, ...]] = field(init=False)
+    failed_s: dict[int, float] = field(default_factory=dict)
 
     def run(self) -> HeterogeneousResult:
         """Search, and prove how good what was found is."""
@@ -118,6 +121,16 @@ class Hunt:
             else:
                 self._try(program, cuts)
         self._judge_best(first, _JUDGED_FIRST)
+        self._climb()
+
+    def _climb(self) -> None:
+        """Move the cuts of the best plan, one at a time, as long as that helps."""
+        before = float("inf")
+        while self.incumbent < before and self.best is not None:
+            before = self.incumbent
+            program, cuts = self.best_pipeline
+            for near in _neighbours(cuts):
+                self._try(program, near)
 
     def _hunt_for_money(self) -> None:
         """Look at all pipelines and many times, then fill and judge what looks best until it looks worse than that."""
@@ -141,7 +154,7 @@ class Hunt:
             self._judge_best([(self._quick(mix), index, mix) for index, mix in enumerate(made)], _JUDGED_PER_CUT)
 
     def _pipelines(self) -> Iterator[tuple[Program, tuple[int, ...]]]:
-        for program in sorted(self.programs, key=self._promise):
+        for program in sorted(self.programs, key=self._work_s):
             for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
                 yield program, cuts
 
@@ -155,12 +168,6 @@ class Hunt:
         """GPUs of each part."""
         return np.array([self.judge.offer[key].gpu_count for key in self.keys], dtype=np.int64)
 
-    def _promise(self, program: Program) -> float:
-        """Order tables by the work of a step: those with the least first."""
-        work = program.tp[:, None] * program.table.time_s[:, 0, : 1 + program.table.layer_count]
-        share = work / np.maximum(np.arange(program.table.layer_count + 1), 1)
-        return program.table.need * float(share[:, 1:].min())
-
     def _zone_by_part(self) -> Ints:
         zones = sorted({zone for _, zone in self.keys})
         return np.array([zones.index(zone) for _, zone in self.keys], dtype=np.int64)
@@ -171,9 +178,11 @@ class Hunt:
         is_time = not self.goal.is_cost and self.goal.value is None
         return min(latest, self.incumbent) if is_time else latest
 
-    def _try(self, program: Program, cuts: tuple[int, ...]) -> None:
-        """Fill a pipeline with chains and judge what looks better than the best."""
+    def _try(self, program: Program, cuts: tuple[int, ...]) -> bool:
+        """Fill a pipeline with chains, judge what looks better than the best, and tell whether that is better."""
+        before = self.incumbent
         self._judge_best(self._looked_at(program, cuts, 0, []), _JUDGED_PER_CUT)
+        return self.incumbent < before
 
     @property
     def _looks_tell(self) -> bool:
@@ -199,6 +208,7 @@ class Hunt:
             if mix is not None:
                 self.mixes += 1
                 found.append((self._quick(mix), serial + len(found), mix))
+                latest = min(latest, _LOOKS_SLACK * found[-1][0])
         return found
 
     def _chains(self, program: Program, cuts: tuple[int, ...], level: int) -> Iterator[Chains]:
@@ -266,22 +276,34 @@ class Hunt:
         score = self.goal.score(judgement.estimate.iter_time_s, judgement.estimate.usd_per_step, counts)
         if score < self.incumbent:
             self.incumbent, self.best = score, (plan, judgement)
+            self.best_pipeline = next(one for one in self.programs if one.table is mix.table), mix.cuts
 
     def _time_bound(self) -> float:
         """Prove that no plan is faster than a little less than the best; cuts that are met on the way are tried."""
         if not np.isfinite(self.incumbent):
             return float("inf")
         # What is met on the way can be better, which makes all proofs easier: first all programs once, then the rest.
-        open_ = [one for one in self.programs if not self.proofs.is_proven(one, self._time_at(0), self._try)]
+        open_ = [one for one in sorted(self.programs, key=self._work_s) if not self._is_proven(one, 0)]
         worst = 0
         for program in open_:
-            while worst < len(_SHARES):
-                before = self.incumbent
-                if self.proofs.is_proven(program, self._time_at(worst), self._try):
-                    break
-                # With a better plan the same share of its time may hold.
-                worst += self.incumbent == before
+            while worst < len(_SHARES) and not self._is_proven(program, worst):
+                worst += 1
         return self._time_at(worst)
+
+    def _is_proven(self, program: Program, index: int) -> bool:
+        """Tell whether no plan of a program is faster than a share of the best, though better ones are met."""
+        while self._time_at(index) < self.failed_s.get(id(program), np.inf):
+            before = self.incumbent
+            if self.proofs.is_proven(program, self._time_at(index), self._try):
+                return True
+            if self.incumbent == before:
+                self.failed_s[id(program)] = self._time_at(index)
+        return False
+
+    def _work_s(self, program: Program) -> float:
+        """Return what the work alone takes on all GPUs at the least."""
+        speed = speeds(program)
+        return program.table.need * float(program.work(speed).min()) / float(speed @ self.stock)
 
     def _time_at(self, index: int) -> float:
         if index >= len(_SHARES):
@@ -321,3 +343,12 @@ class Hunt:
         if self.refusals:
             return tuple(self.refusals.values())
         return (reason(ReasonCode.NO_FEASIBLE_PLAN, detail="no pipeline of the offered GPUs fits or keeps the limits"),)
+
+
+def _neighbours(cuts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield cuts of which one is moved."""
+    for index in range(1, len(cuts) - 1):
+        for step in _STEPS:
+            at = cuts[index] + step
+            if cuts[index - 1] < at < cuts[index + 1]:
+                yield (*cuts[:index], at, *cuts[index + 1 :])
