@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid, GridSource
+from arena.domain.job import JobId
 from arena.domain.trace import TraceJob
 from arena.errors import UserError
 from arena.sim.asks import Asked, Asking, Lengths, parted
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.sources import ReplayGrids
 from arena.sim.study import Scenario
+from arena_traces.mapping import uniform_number
 from arena_traces.parts import from_zero, with_offered_load
 from arena_traces.trace import Accounting, Source, Trace
 from experiments.policy.arrivals import Drawn
@@ -55,7 +58,8 @@ class Setting:
         bias_sigma: Of the estimates, by model family and GPU type.
         bias_link: Factor of the estimates for groups of several nodes.
         kind: ``malleable``, or ``moldable``: shaped at the start only.
-        keeps_type: Whether jobs stay on the GPU type that they ask for.
+        keeps_type: Whether jobs stay on the GPU type that they ask for, or, where they ask for none, on one that is
+            drawn for them.
         plans: ``all``, or ``data-parallel`` alone; the grids that are given go by it.
     """
 
@@ -83,18 +87,29 @@ class Setting:
         return self.bias_sigma > 0 or self.bias_link != 1
 
 
-def case_of(drawn: Drawn, grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int) -> Case:
+def case_of(
+    drawn: Drawn,
+    grids: GridSource,
+    shape: ClusterShape,
+    *,
+    setting: Setting,
+    seed: int,
+    reference: GridSource | None = None,
+) -> Case:
     """Return the replay of a draw.
+
+    Args:
+        grids: Of the world.
+        reference: By which the load counts, where that is not the world.
 
     Raises:
         UserError: A job can run nowhere on the cluster.
     """
-    asking = Asking(grids=ReplayGrids(planner=grids, table=grids), shape=shape)
-    asked, unplaceable = parted(map(asking.asked, drawn.jobs))
-    if unplaceable:
-        raise UserError(f"{len(unplaceable)} jobs can run nowhere on the cluster", why=unplaceable[0].why)
-    trace = _loaded(drawn, asked, grids, shape, setting)
-    by_id = {one.job.job_id: one for one in asked}
+    by_id = _asked(drawn, grids, shape)
+    if reference is None:
+        trace = _loaded(drawn, by_id, grids, shape, setting)
+    else:
+        trace = _loaded(drawn, _asked(drawn, reference, shape), reference, shape, setting)
     jobs = tuple(replace(by_id[job.job_id], job=job) for job in trace.jobs)
     scenario = _disturbed(jobs, grids, shape, setting=setting, seed=seed)
     return Case(
@@ -111,7 +126,7 @@ def _disturbed(
     jobs: tuple[Asked, ...], grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int
 ) -> Scenario:
     lengths = lengths_of(setting, tuple(one.job for one in jobs), seed)
-    jobs = tuple(limited(one, kind=setting.kind, keeps_type=setting.keeps_type) for one in jobs)
+    jobs = tuple(_limited(one, grids, shape, setting=setting, seed=seed) for one in jobs)
     if setting.killed_share:
         jobs, lengths = killed_early(jobs, lengths, share=setting.killed_share, seed=seed)
     costs, seen = setting.costs, grids
@@ -121,12 +136,21 @@ def _disturbed(
     return Scenario(jobs=jobs, shape=shape, grids=seen, costs=costs, lengths=lengths)
 
 
-def _loaded(drawn: Drawn, asked: tuple[Asked, ...], grids: GridSource, shape: ClusterShape, setting: Setting) -> Trace:
+def _asked(drawn: Drawn, grids: GridSource, shape: ClusterShape) -> dict[JobId, Asked]:
+    asking = Asking(grids=ReplayGrids(planner=grids, table=grids), shape=shape)
+    asked, unplaceable = parted(map(asking.asked, drawn.jobs))
+    if unplaceable:
+        raise UserError(f"{len(unplaceable)} jobs can run nowhere on the cluster", why=unplaceable[0].why)
+    return {one.job.job_id: one for one in asked}
+
+
+def _loaded(
+    drawn: Drawn, by_id: Mapping[JobId, Asked], grids: GridSource, shape: ClusterShape, setting: Setting
+) -> Trace:
     count = len(drawn.jobs)
     source = Source(file="drawn", format_name="drawn", sha256="")
     trace = Trace(source=source, jobs=drawn.jobs, accounting=Accounting(row_count=count, job_count=count))
     if setting.load is not None:
-        by_id = {one.job.job_id: one for one in asked}
 
         def gpu_seconds(job: TraceJob) -> float:
             one = by_id[job.job_id]
@@ -136,6 +160,12 @@ def _loaded(drawn: Drawn, asked: tuple[Asked, ...], grids: GridSource, shape: Cl
 
         trace = with_offered_load(trace, setting.load, gpu_count=shape.gpu_count, gpu_seconds=gpu_seconds)
     return from_zero(trace)
+
+
+def _limited(one: Asked, grids: GridSource, shape: ClusterShape, *, setting: Setting, seed: int) -> Asked:
+    types = sorted({cell.group.parts[0].gpu_type for cell in grids.grid(one.spec, shape).cells})
+    own = one.gpu_type or types[int(uniform_number(seed, one.job.row, purpose="type") * len(types))]
+    return limited(one, kind=setting.kind, gpu_type=own if setting.keeps_type else None)
 
 
 def lengths_of(setting: Setting, jobs: tuple[TraceJob, ...], seed: int) -> Lengths:

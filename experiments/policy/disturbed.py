@@ -111,16 +111,16 @@ def _told(before: tuple[Asked, ...], after: tuple[Asked, ...], lengths: Lengths)
     }
 
 
-def limited(asked: Asked, *, kind: str, keeps_type: bool) -> Asked:
+def limited(asked: Asked, *, kind: str, gpu_type: str | None) -> Asked:
     """Return a job that permits less.
 
     Args:
         kind: ``malleable`` as it is, ``moldable`` shaped at its start only.
-        keeps_type: Whether it runs on the GPU type that it asks for alone.
+        gpu_type: On which alone it runs; None leaves it as it is.
     """
     update: dict[str, object] = {}
     if kind == JobKind.MOLDABLE:
         update["kind"] = JobKind.MOLDABLE
-    if keeps_type and asked.gpu_type is not None:
-        update["gpus"] = GpuLimits(types=(asked.gpu_type,))
+    if gpu_type is not None:
+        update["gpus"] = GpuLimits(types=(gpu_type,))
     return replace(asked, spec=asked.spec.model_copy(update=update))

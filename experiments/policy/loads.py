@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from arena.planner.tables import TableGrids
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
 from experiments.policy.bounds import bound_of, works_of
@@ -46,17 +45,14 @@ class Bench:
 
     def cases(self, setting: Setting, draws: int, *, first: int | None = None) -> list[Case]:
         """Return the draws of one setting, or of each the first so many jobs."""
-        grids, shape = self.grids(setting), cluster(self.gpus_per_type)
+        measured, shape = self.source.tables.grids(), cluster(self.gpus_per_type)
+        is_pure = setting.plans == "data-parallel"
+        grids = data_parallel_grids(measured, self.estimates) if is_pure else measured
         drawn = (self.source.drawn(seed) for seed in range(draws))
         return [
-            case_of(replace(one, jobs=one.jobs[:first]), grids, shape, setting=setting, seed=seed)
+            case_of(replace(one, jobs=one.jobs[:first]), grids, shape, setting=setting, seed=seed, reference=measured)
             for seed, one in enumerate(drawn)
         ]
-
-    def grids(self, setting: Setting) -> TableGrids:
-        """Return what was measured, or of it what data parallelism alone reaches."""
-        measured = self.source.tables.grids()
-        return data_parallel_grids(measured, self.estimates) if setting.plans == "data-parallel" else measured
 
 
 def add_command(commands: Any) -> None:

@@ -39,7 +39,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "no lengths": {"lengths": "none"},
     "no type change": {"keeps_type": True},
     "no elasticity": {"kind": "moldable"},
-    "no type change, no elasticity": {"keeps_type": True, "kind": "moldable"},
+    "neither of the two": {"keeps_type": True, "kind": "moldable"},
     "data-parallel only": {"plans": "data-parallel"},
 }
 
@@ -161,9 +161,11 @@ def _ratio(found: Study, policy: str, base: Study, own: str, figure: str) -> dic
 def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     heads = ("changed", "policy", "avg JCT s", "p99", "restarts/job", "lost %", "moves in 1 h")
-    ratios = ("avg / first policy", "p99 / first policy", "avg / base", "p99 / base")
+    compared = [("to_first", rows[0]["policy"])] if len({row["policy"] for row in rows}) > 1 else []
+    compared += [("to_base", BASE)] if len({row["label"] for row in rows}) > 1 else []
+    ratios = [f"{figure} / {name}" for _, name in compared for figure in ("avg", "p99")]
     for head in (*heads, *ratios):
-        table.add_column(head, justify="left" if head in heads[:2] else "right")
+        table.add_column(head, justify="left" if head in heads[:2] else "right", no_wrap=head in heads[:2])
     for row in rows:
         means = row["means"]
         table.add_row(
@@ -174,7 +176,6 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
             f"{means['restarts_per_job']:.2f}",
             f"{means['lost_share'] * 100:.2f}",
             f"{row['moves_in_hour_max']:.0f}",
-            *(ratio_text(row["to_first"][figure]) for figure in ("avg_jct_s", "p99_jct_s")),
-            *(ratio_text(row["to_base"][figure]) for figure in ("avg_jct_s", "p99_jct_s")),
+            *(ratio_text(row[key][figure]) for key, _ in compared for figure in ("avg_jct_s", "p99_jct_s")),
         )
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -93,6 +94,23 @@ def test_jobs_that_permit_less_keep_their_type_and_shape() -> None:
     spec = one.scenario.jobs[0].spec
     assert spec.kind is JobKind.MOLDABLE
     assert {cell.group.parts[0].gpu_type for cell in GRIDS.grid(spec, SHAPE).cells} == {"fast"}
+
+
+def test_a_job_that_asks_for_no_type_keeps_one_that_is_drawn() -> None:
+    jobs = tuple(replace(job, gpu_type=None) for job in drawn(40).jobs)
+    kept = Setting(keeps_type=True)
+    one = case_of(replace(drawn(40), jobs=jobs), GRIDS, SHAPE, setting=kept, seed=0)
+    types = [asked.spec.gpus.types for asked in one.scenario.jobs]
+    assert set(types) == {("fast",), ("slow",)}
+
+
+def test_arrivals_stay_where_other_grids_are_put_in() -> None:
+    slower = {group: None if time_s is None else 3 * time_s for group, time_s in TIMES.items()}
+    other = TableGrids(name="slower", iter_time_s=dict.fromkeys(WORKLOADS, slower))
+    same = case_of(drawn(5), other, SHAPE, setting=Setting(load=0.5), seed=0, reference=GRIDS)
+    base = case(Setting(load=0.5), count=5)
+    assert [one.job for one in same.scenario.jobs] == [one.job for one in base.scenario.jobs]
+    assert same.scenario.jobs[0].step_s == pytest.approx(3 * base.scenario.jobs[0].step_s)
 
 
 def test_data_parallelism_alone_is_slower_and_holds_less() -> None:
