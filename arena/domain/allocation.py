@@ -51,7 +51,7 @@ class GpuGroup:
     @property
     def gpu_count(self) -> int:
         """GPUs over all parts."""
-        return sum(part.gpu_count for part in self.parts)
+        return sum([part.gpu_count for part in self.parts])
 
     @property
     def node_count(self) -> int:
@@ -82,17 +82,17 @@ class Allocation:
     @property
     def gpu_count(self) -> int:
         """Devices over all nodes."""
-        return sum(len(share.device_ids) for share in self.shares)
+        return sum([len(share.device_ids) for share in self.shares])
 
     @property
     def node_ids(self) -> tuple[NodeId, ...]:
         """Nodes in rank order; the first holds rank 0."""
-        return tuple(share.node_id for share in self.shares)
+        return tuple([share.node_id for share in self.shares])
 
     @property
     def device_ids(self) -> frozenset[DeviceId]:
         """All devices."""
-        return frozenset(device for share in self.shares for device in share.device_ids)
+        return frozenset([device for share in self.shares for device in share.device_ids])
 
 
 def splits_tensor_parallel_group(plan: ParallelPlan, node_counts: Sequence[int]) -> bool:

@@ -11,8 +11,10 @@ from typing import Literal
 from arena.domain.cluster import ClusterShape
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId, Launch, NodeId
+from arena.domain.replacing import quickly_made
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchAttempt:
     """Start one node's share of an attempt; an agent refuses an epoch it has seen or an older one."""
@@ -33,6 +35,7 @@ class StopAttempt:
     grace_s: float
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcknowledgeEnd:
     """The end of an attempt is on disk here; the agent may forget it."""
@@ -52,6 +55,7 @@ class AnswerRegistration:
     kill: tuple[AttemptId, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildGrid:
     """Have the planner make a job's grid for a cluster shape; answered by ``GridBuilt`` or ``GridFailed``."""

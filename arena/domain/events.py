@@ -16,6 +16,7 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import JSON_CONFIG, AttemptId, NodeId, WorkerReport
 from arena.domain.records import NodeEnd
+from arena.domain.replacing import quickly_made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class SchedulerStarted:
     policy_version: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
     """A valid job arrived; its id was made by the service."""
@@ -50,6 +52,7 @@ class JobWishChanged:
     by: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridBuilt:
     """The planner answered a ``BuildGrid``; ``shape`` is the cluster shape it was asked for."""
@@ -127,6 +130,7 @@ class DevicesChanged:
     problem: str | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarted:
     """All local ranks of an attempt are up on a node."""
@@ -136,6 +140,7 @@ class AttemptStarted:
     attempt_id: AttemptId
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReported:
     """A worker said something (rank 0, or a rank that fails)."""
@@ -146,6 +151,7 @@ class WorkerReported:
     report: WorkerReport
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """A node's share of an attempt is verified gone; repeated until acknowledged."""

@@ -17,6 +17,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from arena.domain.job import JobId, JobSpec
 from arena.domain.parallel import ParallelPlan
+from arena.domain.replacing import quickly_made
 
 AttemptId = NewType("AttemptId", str)
 NodeId = NewType("NodeId", str)
@@ -35,6 +36,7 @@ def attempt_id(job_id: JobId, epoch: int) -> AttemptId:
     return AttemptId(f"{job_id}.{epoch}")
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """One node's share of an attempt.
@@ -81,6 +83,7 @@ class Launch:
     durable_step: int = 0
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
     """One optimizer step as it was measured."""
@@ -91,6 +94,7 @@ class StepPoint:
     tokens_per_s: float
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """The ranks have met and the state is loaded (or fresh); the first step follows.
@@ -175,6 +179,7 @@ class Finishing:
     condition: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The job's work is done and its result is durable in ``output_dir``."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from arena.domain.replacing import quickly_made
+
 
 class ReasonCode(StrEnum):
     """What kind of reason; the template below turns it into a sentence."""
@@ -79,6 +81,7 @@ class _Missing(dict[str, object]):
         return "?"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
     """A reason with its numbers and names.
@@ -105,8 +108,11 @@ class Reason:
 
 def reason(code: ReasonCode, /, **facts: float | str) -> Reason:
     """Return a reason from keyword facts: strings become names, numbers become numbers."""
-    return Reason(
-        code=code,
-        numbers={key: float(value) for key, value in facts.items() if not isinstance(value, str)},
-        names={key: value for key, value in facts.items() if isinstance(value, str)},
-    )
+    numbers: dict[str, float] = {}
+    names: dict[str, str] = {}
+    for key, value in facts.items():
+        if isinstance(value, str):
+            names[key] = value
+        else:
+            numbers[key] = float(value)
+    return Reason(code=code, numbers=numbers, names=names)

@@ -17,6 +17,7 @@ from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.replacing import quickly_made
 
 
 class JobState(StrEnum):
@@ -37,7 +38,10 @@ class JobState(StrEnum):
     @property
     def is_terminal(self) -> bool:
         """Whether the job is over; terminal is terminal."""
-        return self in {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
 
 
 class Wish(StrEnum):
@@ -78,6 +82,7 @@ class EndKind(StrEnum):
     LOST = "lost"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnd:
     """The verified end of one node's share: its process group is gone.
@@ -100,6 +105,7 @@ class NodeEnd:
     dirty: Mapping[DeviceId, str] = field(default_factory=dict)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What a decision wants a job to have next; it becomes an attempt when its devices are free."""
@@ -132,6 +138,7 @@ class Evaluation:
     at_s: float
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a job is.
@@ -158,6 +165,7 @@ class Progress:
     evaluation: Evaluation | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predecessor:
     """What a new attempt needs to know of the one before it, to say what the change between them cost."""
@@ -173,6 +181,7 @@ class Predecessor:
     save_s: float | None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job with its state.
@@ -225,6 +234,7 @@ class JobRecord:
         return (-self.spec.priority, self.submitted_at_s, self.job_id)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRecord:
     """One launch of a job with one plan on concrete devices.
@@ -297,6 +307,7 @@ class Drain:
     why: str
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord:
     """A node with its state.
@@ -354,6 +365,7 @@ class EntryKind(StrEnum):
     DECISION = "decision"
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
     """Something that happened, for people and for ``arena events --json``.

@@ -49,7 +49,8 @@ def try_launch(draft: Draft, job: JobRecord) -> None:
     if any(not state.nodes[node_id].is_usable for node_id in target.allocation.node_ids):
         return
     if target.allocation.device_ids <= _clean_devices(draft, target.allocation.node_ids):
-        _launch(draft, job, target)
+        draft.hold(attempt_id(job.job_id, job.epoch + 1), target.allocation.device_ids)
+        launch(draft, job, target)
     else:
         drop_target(draft, job)
         draft.put_job(replace(job, state=JobState.QUEUED, target=None, reasons=(reason(ReasonCode.NOT_YET_EVALUATED),)))
@@ -64,7 +65,8 @@ def _clean_devices(draft: Draft, node_ids: tuple[NodeId, ...]) -> frozenset[Devi
     )
 
 
-def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
+def launch(draft: Draft, job: JobRecord, target: Target) -> None:
+    """Begin a job's next attempt on devices that it has been given."""
     epoch = job.epoch + 1
     port = _lease_port(draft, target.allocation.node_ids[0])
     attempt = AttemptRecord(
@@ -84,7 +86,6 @@ def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
         transition=AttemptTransition.RESTART if epoch > 1 else AttemptTransition.START,
         predecessor=job.predecessor,
     )
-    draft.hold(attempt)
     draft.put_attempt(attempt)
     draft.put_job(
         replace(
@@ -97,8 +98,9 @@ def _launch(draft: Draft, job: JobRecord, target: Target) -> None:
             first_started_at_s=draft.now_s if job.first_started_at_s is None else job.first_started_at_s,
         )
     )
-    for node_id in attempt.allocation.node_ids:
-        draft.command(launch_command(draft, attempt, node_id))
+    ranks = ranks_by_node(attempt.allocation, job.spec.command)
+    for index in range(len(ranks)):
+        draft.command(_launch_command(draft, attempt, ranks, index))
     draft.record(
         EntryKind.ATTEMPT_LAUNCHED,
         f"launched on {target.group}" + (f" as {target.plan}" if target.plan else "") + f": {target.cause}",
@@ -123,14 +125,16 @@ def _lease_port(draft: Draft, node_id: NodeId) -> int:
 
 def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> LaunchAttempt:
     """Return the command that starts one node's share of an attempt."""
-    job = draft.state.jobs[attempt.job_id]
-    spec = job.spec
-    config = draft.config
-    ranks = ranks_by_node(attempt.allocation, spec.command)
-    index = attempt.allocation.node_ids.index(node_id)
+    ranks = ranks_by_node(attempt.allocation, draft.state.jobs[attempt.job_id].spec.command)
+    return _launch_command(draft, attempt, ranks, attempt.allocation.node_ids.index(node_id))
+
+
+def _launch_command(draft: Draft, attempt: AttemptRecord, ranks: list[tuple[int, ...]], index: int) -> LaunchAttempt:
+    job, config = draft.state.jobs[attempt.job_id], draft.config
+    spec, share = job.spec, attempt.allocation.shares[index]
     limit = spec.stop.time_limit_s
     return LaunchAttempt(
-        node_id=node_id,
+        node_id=share.node_id,
         launch=Launch(
             attempt_id=attempt.attempt_id,
             job_id=job.job_id,
@@ -140,9 +144,9 @@ def launch_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> Lau
             node_ranks=ranks[index],
             node_index=index,
             node_count=len(ranks),
-            world_size=sum(len(node_ranks) for node_ranks in ranks),
-            device_ids=attempt.allocation.shares[index].device_ids,
-            gpu_type=draft.state.nodes[node_id].info.gpu_type,
+            world_size=ranks[-1][-1] + 1,
+            device_ids=share.device_ids,
+            gpu_type=draft.state.nodes[share.node_id].info.gpu_type,
             master_addr=attempt.master_addr,
             master_port=attempt.master_port,
             checkpoint_dir=f"{spec.checkpoint.dir or config.checkpoint_root}/{job.job_id}",
@@ -241,13 +245,15 @@ def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:
         return
     first_at_s = draft.now_s if attempt.first_end_at_s is None else attempt.first_end_at_s
     attempt = replace(attempt, ends=(*attempt.ends, end), first_end_at_s=first_at_s)
-    draft.put_attempt(attempt)
+    is_over = len(attempt.ends) == len(attempt.allocation.shares)
+    if not is_over:
+        draft.put_attempt(attempt)
     _mark_dirty(draft, end)
     draft.release(attempt, end.node_id)
     if end.kind is EndKind.LAUNCH_FAILED and end.error_code not in NOT_THE_NODES_FAULT:
         _count_launch_failure(draft, end)
     settle_node(draft, end.node_id)
-    if len(attempt.ends) < len(attempt.allocation.shares):
+    if not is_over:
         if end.kind not in {EndKind.FINISHED, EndKind.STOPPED}:
             cause = reason(ReasonCode.WORKER_FAILED, error=end.message or f"{end.kind.value} on node {end.node_id}")
             stop_attempt(draft, attempt, "kill", cause)

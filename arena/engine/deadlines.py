@@ -6,7 +6,7 @@ one checks the record first, so that a late or doubled wake-up does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from arena.domain.cluster import NodeState
 from arena.domain.reason import ReasonCode, reason
@@ -26,6 +26,8 @@ from arena.engine.jobs import wake
 from arena.engine.node_state import settle_node
 from arena.engine.nodes import lose, retry_targets
 
+_STOPPED = frozenset({AttemptState.STOPPING, AttemptState.ENDED})
+
 
 def stall_timeout_s(job: JobRecord, config: EngineConfig) -> float:
     """Return after how long without a step a job counts as stalled."""
@@ -34,13 +36,12 @@ def stall_timeout_s(job: JobRecord, config: EngineConfig) -> float:
     return max(config.stall_s_min, config.stall_factor * (job.progress.step_time_s or 0.0))
 
 
-def of_job(job: JobRecord, config: EngineConfig) -> Iterator[float]:
-    """Yield the instants at which a job wants to be looked at."""
-    if job.state is JobState.QUEUED and job.not_before_s > 0:
-        yield job.not_before_s
+def of_job(job: JobRecord, config: EngineConfig) -> Sequence[float]:
+    """Return the instants at which a job wants to be looked at."""
+    if job.state is JobState.QUEUED:
+        return (job.not_before_s,) if job.not_before_s > 0 else ()
     stalls_at_s = _stalls_at_s(job, config)
-    if stalls_at_s is not None:
-        yield stalls_at_s
+    return () if stalls_at_s is None else (stalls_at_s,)
 
 
 def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
@@ -51,22 +52,25 @@ def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
     return None if progress.reported_at_s is None else progress.reported_at_s + stall_timeout_s(job, config)
 
 
-def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> Iterator[float]:
-    """Yield the instants at which an attempt wants to be looked at."""
-    stop_s = job.spec.grace_s + config.stop_margin_s
-    if attempt.state is AttemptState.LAUNCHING:
-        yield attempt.launched_at_s + config.launch_deadline_s
-    if attempt.state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
-        yield attempt.started_at_s + config.ready_deadline_s
-    if attempt.state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
-        yield attempt.stop_requested_at_s + (config.stop_margin_s if attempt.stop_mode == "kill" else stop_s)
-    if attempt.state in {AttemptState.STOPPING, AttemptState.ENDED}:
-        return
+def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> Sequence[float]:
+    """Return the instants at which an attempt wants to be looked at."""
+    state = attempt.state
+    if state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
+        grace_s = 0.0 if attempt.stop_mode == "kill" else job.spec.grace_s
+        return (attempt.stop_requested_at_s + grace_s + config.stop_margin_s,)
+    if state in _STOPPED:
+        return ()
+    instants = []
+    if state is AttemptState.LAUNCHING:
+        instants.append(attempt.launched_at_s + config.launch_deadline_s)
+    elif state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
+        instants.append(attempt.started_at_s + config.ready_deadline_s)
     if attempt.first_end_at_s is not None and job.spec.keeps_checkpoints:
-        yield attempt.first_end_at_s + stop_s
+        instants.append(attempt.first_end_at_s + job.spec.grace_s + config.stop_margin_s)
     limit_at_s = _time_limit_at_s(attempt, job)
     if limit_at_s is not None:
-        yield limit_at_s
+        instants.append(limit_at_s)
+    return instants
 
 
 def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
@@ -74,19 +78,23 @@ def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
 
     A training job ends itself, with its model exported; it gets its grace on top before it is made to.
     """
+    if attempt.first_step_at_s is None:
+        return None
     limit = job.spec.stop.time_limit_s
-    if limit is None or attempt.first_step_at_s is None:
+    if limit is None:
         return None
     own_end_s = job.spec.grace_s if job.spec.keeps_checkpoints else 0.0
     return attempt.first_step_at_s + max(limit - job.run_time_s, 0.0) + own_end_s
 
 
-def of_node(node: NodeRecord, config: EngineConfig) -> Iterator[float]:
-    """Yield the instants at which a node wants to be looked at."""
+def of_node(node: NodeRecord, config: EngineConfig) -> Sequence[float]:
+    """Return the instants at which a node wants to be looked at."""
+    instants = []
     if node.disconnected_at_s is not None and node.state is not NodeState.LOST:
-        yield node.disconnected_at_s + config.node_grace_s
+        instants.append(node.disconnected_at_s + config.node_grace_s)
     if node.quarantined_until_s is not None:
-        yield node.quarantined_until_s
+        instants.append(node.quarantined_until_s)
+    return instants
 
 
 def job_due(draft: Draft, job: JobRecord) -> None:

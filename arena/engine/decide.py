@@ -11,7 +11,7 @@ from arena.domain.launch import DeviceId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Target
 from arena.domain.replacing import replace
-from arena.engine.attempts import stop_attempt, try_launch
+from arena.engine.attempts import launch, stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.jobs import count_evaluation_failure
 from arena.engine.state import ClusterState
@@ -160,16 +160,22 @@ def _check_device(state: ClusterState, choices: Mapping[JobId, Choice | None], d
 
 
 def _carry_out(draft: Draft, decision: Decision, index: int) -> None:
-    for job_id, choice in sorted(decision.choices.items()):
+    choices, ready = sorted(decision.choices.items()), {}
+    for job_id, choice in choices:
         job = draft.state.jobs[job_id]
         if choice is None:
             _preempt(draft, job, decision)
-        elif job.attempt_id is None:
-            _set_target(draft, job, choice, index, job.state)
-        else:
+        elif job.attempt_id is not None:
             _reconfigure(draft, job, choice, index)
-    for job_id, choice in sorted(decision.choices.items()):
-        if choice is not None:
+        elif draft.take_free(job, choice.allocation):
+            ready[job_id] = _target(draft, choice, index)
+        else:
+            _set_target(draft, job, choice, index, job.state)
+    for job_id, choice in choices:
+        if job_id in ready:
+            job = draft.state.jobs[job_id]
+            launch(draft, replace(job, evaluated_at_s=draft.now_s), ready[job_id])
+        elif choice is not None:
             try_launch(draft, draft.state.jobs[job_id])
 
 
@@ -192,7 +198,12 @@ def _preempt(draft: Draft, job: JobRecord, decision: Decision) -> None:
 
 def _set_target(draft: Draft, job: JobRecord, choice: Choice, index: int, state: JobState) -> None:
     draft.reserve(job.job_id, choice.allocation.node_ids, choice.allocation.device_ids)
-    target = Target(
+    target = _target(draft, choice, index)
+    draft.put_job(replace(job, state=state, target=target, reasons=(choice.cause,), evaluated_at_s=draft.now_s))
+
+
+def _target(draft: Draft, choice: Choice, index: int) -> Target:
+    return Target(
         group=choice.group,
         plan=choice.plan,
         estimate=choice.estimate,
@@ -201,7 +212,6 @@ def _set_target(draft: Draft, job: JobRecord, choice: Choice, index: int, state:
         decision_index=index,
         cause=choice.cause,
     )
-    draft.put_job(replace(job, state=state, target=target, reasons=(choice.cause,), evaluated_at_s=draft.now_s))
 
 
 def _reconfigure(draft: Draft, job: JobRecord, choice: Choice, index: int) -> None:

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from immutables import Map
 
+from arena.domain.allocation import Allocation
 from arena.domain.cluster import NodeState
 from arena.domain.commands import Command
 from arena.domain.events import Event
 from arena.domain.job import JobId
-from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.launch import AttemptId, DeviceId, NodeId, attempt_id
 from arena.domain.records import (
     AttemptRecord,
     AttemptState,
@@ -24,6 +25,7 @@ from arena.domain.records import (
     JobRecord,
     JobState,
     NodeRecord,
+    Wish,
 )
 from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
@@ -250,17 +252,38 @@ class Draft:
         if changed:
             self._open.capacity, self._open.decision_due = capacity.with_rooms(changed), True
 
-    def hold(self, attempt: AttemptRecord) -> None:
+    def take_free(self, job: JobRecord, allocation: Allocation) -> bool:
+        """Give the next attempt of a job that has none its devices if all are free; it is launched within this step.
+
+        Returns:
+            False where one of them is not free; nothing has changed then.
+        """
+        if job.wish is not Wish.RUN:
+            return False
+        capacity, changed = self.state.capacity, []
+        for share in allocation.shares:
+            free = capacity.free_items(share.node_id)
+            rest = tuple([item for item in free if item[1] not in share.device_ids])
+            if len(free) - len(rest) != len(share.device_ids):
+                return False
+            changed.append((share.node_id, capacity.rooms[share.node_id].pool, rest))
+        self._open.capacity = capacity.with_rooms(changed)
+        name = attempt_id(job.job_id, job.epoch + 1)
+        self._open.holders = self.state.holders.update(dict.fromkeys(allocation.device_ids, name))
+        self._jobs[job.job_id] = job
+        return True
+
+    def hold(self, name: AttemptId, devices: frozenset[DeviceId]) -> None:
         """Give an attempt the devices that were kept for its job; what is free stays as it is.
 
         Raises:
             InternalError: A device is held by another attempt.
         """
-        holders, devices = self.state.holders, attempt.allocation.device_ids
+        holders = self.state.holders
         for device in devices:
             if device in holders:
-                raise InternalError(f"device {device} is held by {holders[device]}, not free for {attempt.attempt_id}")
-        self._open.holders = holders.update(dict.fromkeys(devices, attempt.attempt_id))
+                raise InternalError(f"device {device} is held by {holders[device]}, not free for {name}")
+        self._open.holders = holders.update(dict.fromkeys(devices, name))
         self._open.reserved = _without(self.state.reserved, devices)
         self._open.decision_due = True
 

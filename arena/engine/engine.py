@@ -7,6 +7,7 @@ every step since ``saved`` was read, which is what a driver does when a commit f
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 
 from arena.domain.events import (
@@ -75,19 +76,18 @@ class Engine:
     @property
     def next_wakeup_s(self) -> float | None:
         """When a ``Tick`` is due even if nothing happens, None when nothing will."""
-        state = self._state
-        instants = [self._deadlines[0][0]] if self._deadlines else []
+        state, config = self._state, self.config
+        first_s = self._deadlines[0][0] if self._deadlines else math.inf
         if state.shape_dirty_at_s is not None:
-            instants.append(state.shape_dirty_at_s + self.config.shape_settle_s)
-        if state.decision_due and state.due_since_s is not None and self.config.decide_after_s is not None:
+            first_s = min(first_s, state.shape_dirty_at_s + config.shape_settle_s)
+        if state.decision_due and state.due_since_s is not None and config.decide_after_s is not None:
             # The looks below only make a decision due: counted as well, they would be due again and again until then.
-            instants.append(state.due_since_s + self.config.decide_after_s)
-            return min(instants)
-        if state.queue and state.decided_at_s is not None:
-            instants.append(state.decided_at_s + self.config.sweep_s)
+            return min(first_s, state.due_since_s + config.decide_after_s)
+        if state.decided_at_s is not None and state.queue:
+            first_s = min(first_s, state.decided_at_s + config.sweep_s)
         if state.look_again_at_s is not None:
-            instants.append(state.look_again_at_s)
-        return min(instants, default=None)
+            first_s = min(first_s, state.look_again_at_s)
+        return first_s if first_s < math.inf else None
 
     def view(self, job: JobRecord) -> JobRecord:
         """Return a job with its reasons as of the latest decision that looked at it."""
@@ -120,7 +120,7 @@ class Engine:
     def _is_to_decide(self, draft: Draft, event: Event) -> bool:
         """Tell whether the policy is asked within this step; where events are gathered, only a tick does that."""
         state, after_s = draft.state, self.config.decide_after_s
-        if not state.decision_due or after_s is None:
+        if after_s is None or not state.decision_due:
             return state.decision_due
         if state.due_since_s is None:
             draft.update(due_since_s=draft.now_s)
@@ -188,21 +188,24 @@ class Engine:
         attempt_records: Iterable[AttemptRecord],
         node_records: Iterable[NodeRecord],
     ) -> None:
+        config = self.config
         for job in job_records:
-            self._push("job", job.job_id, deadlines.of_job(job, self.config))
+            for at_s in deadlines.of_job(job, config):
+                self._push((at_s, "job", job.job_id))
         for attempt in attempt_records:
             owner = self._state.jobs.get(attempt.job_id)
             if owner is not None:
-                self._push("attempt", attempt.attempt_id, deadlines.of_attempt(attempt, owner, self.config))
+                for at_s in deadlines.of_attempt(attempt, owner, config):
+                    self._push((at_s, "attempt", attempt.attempt_id))
         for node in node_records:
-            self._push("node", node.node_id, deadlines.of_node(node, self.config))
+            for at_s in deadlines.of_node(node, config):
+                self._push((at_s, "node", node.node_id))
 
-    def _push(self, kind: str, name: str, instants: Iterable[float]) -> None:
-        for at_s in instants:
-            deadline = (at_s, kind, name)
-            if deadline not in self._scheduled:
-                self._scheduled.add(deadline)
-                heapq.heappush(self._deadlines, deadline)
+    def _push(self, deadline: Deadline) -> None:
+        """Keep a deadline; one that is set to never (infinity) is none, so that memory does not grow with them."""
+        if deadline[0] < math.inf and deadline not in self._scheduled:
+            self._scheduled.add(deadline)
+            heapq.heappush(self._deadlines, deadline)
 
 
 def _start(draft: Draft, event: SchedulerStarted) -> None:

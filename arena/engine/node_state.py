@@ -27,10 +27,20 @@ def settle_node(draft: Draft, node_id: NodeId) -> None:
     node = draft.state.nodes.get(node_id)
     if node is None or node.state is NodeState.LOST:
         return
+    if _is_as_it_should_be(node):
+        return
     state, cause = _state_of(draft, node)
     devices = tuple(device for device in node.info.devices if not _is_forgotten(draft, device))
     if (state, cause) != (node.state, node.state_cause) or len(devices) < len(node.info.devices):
         draft.put_node(replace(node, info=replace(node.info, devices=devices), state=state, state_cause=cause))
+
+
+def _is_as_it_should_be(node: NodeRecord) -> bool:
+    """Tell quickly of a node without trouble, which nearly all are, that nothing is to be done."""
+    has_facts = node.condemned or node.info.problem or node.drain is not None or node.quarantined_until_s is not None
+    if has_facts or node.state is not NodeState.READY or node.state_cause:
+        return False
+    return all(device.dirty is None for device in node.info.devices)
 
 
 def _is_forgotten(draft: Draft, device: Device) -> bool:

@@ -41,8 +41,18 @@ def conclude_job(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: 
 def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", error: str = "") -> None:
     drop_target(draft, job)
     reasons = (reason(ReasonCode.WORKER_FAILED, error=error),) if error else ()
-    ended = replace(job, state=state, target=None, reasons=reasons, evaluated_at_s=draft.now_s)
-    draft.put_job(replace(ended, ended_at_s=draft.now_s, result=result, error=error))
+    draft.put_job(
+        replace(
+            job,
+            state=state,
+            target=None,
+            reasons=reasons,
+            evaluated_at_s=draft.now_s,
+            ended_at_s=draft.now_s,
+            result=result,
+            error=error,
+        )
+    )
 
 
 def _end_at_time_limit(draft: Draft, job: JobRecord) -> None:

@@ -17,6 +17,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
+from arena.domain.replacing import quickly_made
 from arena.policies.base import Decision
 
 
@@ -36,6 +37,7 @@ class World(Protocol):
         ...
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What one event did: commands to carry out, records to write.

@@ -15,9 +15,11 @@ from arena.domain.launch import NodeId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord
+from arena.domain.replacing import quickly_made
 from arena.policies.capacity import Capacity
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """What a job has, or is about to have: its target if it has one, else its live attempt's share.
@@ -35,6 +37,7 @@ class Holding:
     since_s: float
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """All that a policy may look at, at one instant; values, never changed afterwards.
@@ -68,6 +71,7 @@ class Snapshot:
     history: LengthHistory = field(default_factory=LengthHistory)
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """What a job is to have: a group with a plan on concrete devices, and why."""
@@ -79,6 +83,7 @@ class Choice:
     cause: Reason
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The policy's answer; it names only what it changes or looked at, so that it stays small.

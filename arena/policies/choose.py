@@ -13,7 +13,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import JobRecord
 from arena.policies.base import Choice, Snapshot
 from arena.policies.capacity import Capacity
-from arena.policies.placement import Wanted, fits, place
+from arena.policies.placement import Wanted, fits, place, refused
 from arena.policies.reach import NodeSets, checkpoint_place, reachable_nodes, sees_place
 
 PLANNING = (reason(ReasonCode.PLANNING),)
@@ -73,7 +73,7 @@ def choose_cell(
     node_sets: NodeSets | None = None
     for cell in cells:
         if not fits(capacity, cell.group):  # the usual case in a full cluster; the checkpoint place need not be known
-            refusal = refusal or _refusal(place(capacity, cell.group, Wanted(shape=snapshot.shape)))
+            refusal = refusal or refused(capacity, cell.group, Wanted(shape=snapshot.shape))
             continue
         node_sets = reachable_nodes(snapshot, job, prefer) if node_sets is None else node_sets
         for nodes in node_sets:
@@ -89,10 +89,6 @@ def choose_cell(
                 return cell, found
             refusal = refusal or _blind_refusal(snapshot, job, cell, capacity, nodes) or found
     return refusal or reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no such cell")
-
-
-def _refusal(found: Allocation | Reason) -> Reason | None:
-    return found if isinstance(found, Reason) else None
 
 
 def _blind_refusal(

@@ -17,6 +17,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.launch import DeviceId, NodeId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.replacing import quickly_made
 from arena.policies.capacity import Capacity, Pool
 
 _Owned = Mapping[NodeId, frozenset[DeviceId]]
@@ -24,6 +25,7 @@ _Seats = list[tuple[int, NodeId]]
 """Position of a count within the group, and the node that serves it."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What ``place`` should look for beside the group.
@@ -55,25 +57,27 @@ def place(capacity: Capacity, group: GpuGroup, wanted: Wanted = ANYWHERE) -> All
     counts = [count for part in group.parts for count in part.node_counts]
     if wanted.plan is not None and splits_tensor_parallel_group(wanted.plan, counts):
         return reason(ReasonCode.UNSUPPORTED, detail=f"{wanted.plan} on {group} splits a tensor-parallel group")
-    if any(_free_of(capacity, group, gpu_type) < need for gpu_type, need in _needs(group).items()):
-        return _refusal(capacity, group, wanted)
+    if _lacks(capacity, group):
+        return refused(capacity, group, wanted)
     owned = {share.node_id: frozenset(share.device_ids) for share in wanted.prefer.shares} if wanted.prefer else {}
     options = [
-        (_cost(capacity, seats, counts, owned), pools, seats)
+        (pools, seats)
         for pools in _pool_choices(capacity, group, wanted)
         if (seats := _seats(capacity, pools, owned, wanted.allowed_nodes)) is not None
     ]
     if not options:
-        return _refusal(capacity, group, wanted)
-    _, _, seats = min(options)
-    return _allocation(capacity, seats, counts, owned)
+        return refused(capacity, group, wanted)
+    if len(options) > 1:
+        options.sort(key=lambda option: (_cost(capacity, option[1], counts, owned), *option))
+    return _allocation(capacity, options[0][1], counts, owned)
 
 
 def fits(capacity: Capacity, group: GpuGroup) -> bool:
     """Tell quickly whether a group could fit: exact for one type and one zone, else a necessary condition only."""
-    return all(_free_of(capacity, group, gpu_type) >= need for gpu_type, need in _needs(group).items()) and all(
-        capacity.largest_hole(part.gpu_type, part.zone) >= part.node_counts[0] for part in group.parts
-    )
+    for part in group.parts:
+        if capacity.largest_hole(part.gpu_type, part.zone) < part.node_counts[0]:
+            return False
+    return not _lacks(capacity, group)
 
 
 def fits_when_empty(capacity: Capacity, group: GpuGroup) -> bool:
@@ -92,6 +96,14 @@ def fits_when_empty(capacity: Capacity, group: GpuGroup) -> bool:
         )
         for part in group.parts
     )
+
+
+def _lacks(capacity: Capacity, group: GpuGroup) -> bool:
+    """Tell whether fewer devices of a type are free than a group needs."""
+    if len(group.parts) == 1:
+        part = group.parts[0]
+        return capacity.free_count(part.gpu_type, part.zone) < part.gpu_count
+    return any(_free_of(capacity, group, gpu_type) < need for gpu_type, need in _needs(group).items())
 
 
 def _needs(group: GpuGroup) -> dict[str, int]:
@@ -179,16 +191,18 @@ def _cost(capacity: Capacity, seats: _Seats, counts: Sequence[int], owned: _Owne
 def _allocation(capacity: Capacity, seats: _Seats, counts: Sequence[int], owned: _Owned) -> Allocation:
     shares = []
     for index, node_id in seats:
-        mine = owned.get(node_id, frozenset())
-        free = capacity.free_on(node_id)
+        mine, free = owned.get(node_id, frozenset()), capacity.free_on(node_id)
+        if not mine:
+            shares.append(NodeShare(node_id=node_id, device_ids=free[: counts[index]]))
+            continue
         chosen = set(sorted(range(len(free)), key=lambda at: (free[at] not in mine, at))[: counts[index]])
         devices = tuple(device for at, device in enumerate(free) if at in chosen)
         shares.append(NodeShare(node_id=node_id, device_ids=devices))
     return Allocation(shares=tuple(shares))
 
 
-def _refusal(capacity: Capacity, group: GpuGroup, wanted: Wanted) -> Reason:
-    """Say which part is short, with the numbers of the nodes the job may use."""
+def refused(capacity: Capacity, group: GpuGroup, wanted: Wanted = ANYWHERE) -> Reason:
+    """Say why a group cannot be placed: which part is short, with the numbers of the nodes the job may use."""
     totals = wanted.shape.gpu_count_by_type if wanted.shape else {}
     needs = _needs(group)
     rooms = {gpu_type: _room(capacity, gpu_type, wanted.allowed_nodes) for gpu_type in sorted(needs)}

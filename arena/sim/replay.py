@@ -24,7 +24,7 @@ from arena.sim.ledger import Ledger, estimated_step_s
 from arena.sim.run import HORIZON_S, Simulation
 from arena.sim.world import Fate
 
-NEVER_S = 10 * HORIZON_S
+NEVER_S = math.inf
 """A deadline that modelled agents cannot miss, or a look nobody needs."""
 
 REPLAY_CONFIG = EngineConfig(
