@@ -3,8 +3,9 @@
 - ``helios``: the 438 arrivals of a day of Helios' Venus, with Arena's jobs in an order that the seed shuffles.
 - ``pai``: the 125 arrivals of Alibaba's PAI three times end to end, each of Arena's jobs three times, shuffled.
 - ``itp``: 400 submissions in a row of Microsoft ITP's clusters 03 and 04, from where the seed says, each training what
-  its GPU-hours say (``arena_traces.mapping``). Jobs above 640 GPU-hours are left out and counted: the tables know no
-  group of more than 16 GPUs, so that such a job alone would outlast the replay.
+  its GPU-hours say (``arena_traces.mapping``) and asking for a GPU type that is drawn as well. Jobs above 640 GPU-hours
+  are left out and counted: the tables know no group of more than 16 GPUs, so that such a job alone would outlast the
+  replay.
 
 Jobs of Arena's traces run a fifth of their iterations, as in its artifact, and have no deadlines. No job states a
 duration: what a trace offers is then the GPU time of its steps on what the jobs ask for, as ``arena replay --load``
@@ -27,11 +28,12 @@ from arena_traces.reading import read_trace
 from arena_traces.trace import Trace
 from arena_traces.trace import order as order_of
 from experiments.arena_traces.run import ITERATIONS_DIVISOR, measured
-from experiments.arena_traces.tables import Tables
+from experiments.arena_traces.tables import GPUS_PER_NODE, Tables
 
 ITP_JOBS = 400
 ITP_GPU_HOURS_MAX = 640.0
 PAI_COPIES = 3
+GPU_TYPES = tuple(sorted(GPUS_PER_NODE))
 
 
 class Arrivals(StrEnum):
@@ -121,12 +123,16 @@ class ArrivalSource:
         accounting = replace(trace.accounting, job_count=len(kept), left_out_count=0, row_count=len(kept))
         accounting = replace(accounting, dropped_lines={}, repaired_lines={})
         mapped = with_workloads(replace(trace, jobs=kept, accounting=accounting), default_mapping(), seed=seed)
-        jobs = tuple(replace(job, duration_s=None) for job in mapped.jobs)
+        jobs = tuple(self._typed(replace(job, duration_s=None), seed) for job in mapped.jobs)
         name = Path(trace.source.file).name
         notes = (
             f"jobs {at} to {at + ITP_JOBS} of {name}, {len(part) - len(kept)} above {ITP_GPU_HOURS_MAX:g} GPU-h out",
         )
         return Drawn(jobs=jobs, sha256=self._digests(), notes=notes)
+
+    def _typed(self, job: TraceJob, seed: int) -> TraceJob:
+        number = uniform_number(seed, job.row, purpose="type")
+        return measured(replace(job, gpu_type=GPU_TYPES[int(number * len(GPU_TYPES))]), self.tables)
 
     def _digests(self) -> dict[str, str]:
         return {Path(one.source.file).name: one.source.sha256 for one in self.traces}

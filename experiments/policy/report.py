@@ -25,12 +25,21 @@ def table_of(title: str, rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("policy")
     for name, *_ in _COLUMNS:
         table.add_column(name, justify="right")
-    for name in ("moves in 1 h", "avg / bound", f"avg / {rows[0]['policy']}", f"p99 / {rows[0]['policy']}"):
+    for name in (
+        "moves in 1 h",
+        "avg / bound",
+        f"avg / {rows[0]['policy']}",
+        f"p99 / {rows[0]['policy']}",
+        "avg of a draw",
+    ):
         table.add_column(name, justify="right")
     for row in rows:
         cells = [format(row["means"][key] * factor, form) for _, key, factor, form in _COLUMNS]
+        typical = f"{row['avg_ratio_of_a_draw']:.3f}"
         ratios = [ratio_text(row["ratios_to_first"][figure]) for figure in ("avg_jct_s", "p99_jct_s")]
-        table.add_row(row["policy"], *cells, f"{row['moves_in_hour_max']:.0f}", f"{row['avg_over_bound']:.2f}", *ratios)
+        table.add_row(
+            row["policy"], *cells, f"{row['moves_in_hour_max']:.0f}", f"{row['avg_over_bound']:.2f}", *ratios, typical
+        )
     return table
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
@@ -147,6 +148,13 @@ def _progress(orders: Sequence[Order], *, by_jobs: bool) -> Iterator[_Hooks]:
         yield watch_of, tell
 
 
+def geometric_mean(study: Study, policy: str, figure: str) -> float:
+    """Return the geometric mean over the draws of a figure over that of the first policy: each draw counts alike."""
+    own = np.array(study.values(policy, "whole", figure))
+    first = np.array(study.values(study.policies[0], "whole", figure))
+    return float(np.exp(np.log(own / first).mean()))
+
+
 def figures_of(study: Study, *, bound_s: float) -> list[dict[str, Any]]:
     """Return all policies of a study as JSON: means over its draws, ratios to the first policy, each draw.
 
@@ -161,6 +169,7 @@ def figures_of(study: Study, *, bound_s: float) -> list[dict[str, Any]]:
             "moves_in_hour_max": max(study.values(policy, "whole", "moves_in_hour_max")),
             "avg_over_bound": (study.mean(policy, "whole", "avg_jct_s") or 0.0) / bound_s,
             "ratios_to_first": study.ratios(policy, "whole"),
+            "avg_ratio_of_a_draw": geometric_mean(study, policy, "avg_jct_s"),
             "draws": [{"seed": run["seed"], "digest": run["digest"], **run["whole"]} for run in study.runs_of(policy)],
         }
         for policy in study.policies
