@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,13 @@ from hypothesis import strategies as st
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.domain.job import JobId, WorkloadSpec
+from arena.domain.reason import Reason
 from arena.domain.trace import TraceJob
 from arena.planner.tables import TableGrids
+from arena.policies.base import Decision, Snapshot
+from arena.policies.choose import choice_of, choose_cell
+from arena.policies.lengths import steps_done
+from arena.sim.study import Runner
 from experiments.policy.arrivals import Drawn, repeated, shuffled
 from experiments.policy.bounds import Work, bound_of, srpt_mean_s, works_of
 from experiments.policy.cases import Case, Setting, case_of
@@ -111,6 +117,50 @@ def test_no_policy_beats_the_closed_form(is_one_node: bool) -> None:
     study = studied([one], ["elastic"], keeping=Keeping(), process_count=1)
     [flow_s] = study.values("elastic", "whole", "avg_jct_s")
     assert 1.0 <= flow_s / optimum_s(one, grids) < 1.2
+
+
+@dataclass(frozen=True)
+class OptimalShares:
+    """Gives heSRPT's shares in whole GPUs, smallest remaining job first; told the true lengths."""
+
+    exponent: float
+    gpu_count: int
+    name: str = "optimal-shares"
+    version: str = "1"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        jobs = [job_id for job_id in snapshot.grids if job_id in snapshot.jobs]
+        left = {job_id: (snapshot.jobs[job_id].spec.step_limit or 0) - steps_done(snapshot, job_id) for job_id in jobs}
+        order = sorted(jobs, key=lambda job_id: (left[job_id], job_id))
+        wanted = reversed(shares(len(order), exponent=self.exponent))
+        capacity, choices = snapshot.capacity, {}
+        for holding in snapshot.holding.values():
+            capacity = capacity.restore(holding.allocation) if holding.movable else capacity
+        for job_id, share in zip(order, wanted, strict=True):
+            holding = snapshot.holding.get(job_id)
+            count = min(round(share * self.gpu_count), capacity.free_count())
+            if holding is not None and not holding.movable:
+                continue
+            if count == 0:
+                choices[job_id] = None
+                continue
+            cell = snapshot.grids[job_id].cells[count - 1]
+            found = choose_cell(snapshot, job_id, [cell], capacity, holding.allocation if holding else None)
+            assert not isinstance(found, Reason)
+            capacity = capacity.take_all(found[1])
+            if holding is None or holding.group != cell.group:
+                choices[job_id] = choice_of(*found)
+        choices = {job_id: choice for job_id, choice in choices.items() if choice or job_id in snapshot.holding}
+        return Decision(choices=choices)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.9])
+def test_the_optimal_shares_reach_the_closed_form_through_the_engine(exponent: float) -> None:
+    grids = PowerGrids(exponent=exponent, gpu_count=1000)
+    one = case_of(batch(12, 1), grids, grids.shape(), setting=Setting(restart_s=0.0), seed=1)
+    result = Runner(scenario=one.scenario).run(OptimalShares(exponent, 1000), label="optimal-shares")
+    ratio = result.whole.summary.avg_jct_s / optimum_s(one, grids)
+    assert 1.0 - 1e-6 <= ratio < 1.002
 
 
 def test_a_draw_keeps_arrivals_and_jobs_and_differs_from_the_next() -> None:
