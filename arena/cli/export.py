@@ -14,14 +14,14 @@ import click
 from arena.cli.app import App, command
 from arena.cli.quoting import quoted
 from arena.cli.whole_files import write_whole
-from arena.domain.job import JobId
+from arena.domain.records import JobState
 from arena.rpc.version import software_version
 
 if TYPE_CHECKING:
     from arena.client import ArenaClient
     from arena_traces.formats.event_log import LogJob
 
-Advance = Callable[[], None]
+Advance = Callable[[int], None]
 
 
 @command(short_help="What the scheduler ran, as a trace for `arena replay`.")
@@ -39,8 +39,8 @@ def export(app: App, *, out: str | None, user: str | None, project: str | None) 
     hold secrets. With --out, --json tells what was written; without, the log itself is JSON.
     """  # noqa: D301 - click wants the backspace itself
     with app.client() as client:
-        export = _Export.begun(client, user=user, project=project)
-        with _progress(app, export.job_count) as advance:
+        export = _Export(client=client, user=user, project=project)
+        with _progress(app, client) as advance:
             lines = export.lines(advance)
             if out is None:
                 for line in lines:
@@ -70,16 +70,16 @@ def _tell(app: App, export: _Export, out: str | None) -> None:
         click.echo(text, err=True)
 
 
+_LIVE = tuple(state for state in JobState if not state.is_terminal)
+_OVER = tuple(state for state in JobState if state.is_terminal)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Export:
     """An export on its way.
 
-    Jobs that are not over are asked for first, and the instant of the export is taken right after them: no job then has
-    a time beyond it, and what the rest was like does not change any more.
-
-    Args:
-        live: Jobs that were not over when the export began.
-        ended: Jobs that were.
+    Jobs that are not over are asked for first, and the instant of the export is taken right after them: no job that is
+    written has a time beyond it. The others do not change any more; who ended in between has been written already.
 
     Attributes:
         written_count, live_count, hidden_count: So far; the second are those written that are not over, the last
@@ -87,62 +87,52 @@ class _Export:
     """
 
     client: ArenaClient
-    live: tuple[JobId, ...]
-    ended: tuple[JobId, ...]
+    user: str | None
+    project: str | None
     exported_at_s: float = field(default=0.0, init=False)
     written_count: int = field(default=0, init=False)
     live_count: int = field(default=0, init=False)
     hidden_count: int = field(default=0, init=False)
 
-    @classmethod
-    def begun(cls, client: ArenaClient, *, user: str | None, project: str | None) -> _Export:
-        """List the jobs."""
-        live: list[JobId] = []
-        ended: list[JobId] = []
-        for job in client.jobs(user=user, project=project):
-            (ended if job.state.is_terminal else live).append(job.job_id)
-        return cls(client=client, live=tuple(live), ended=tuple(reversed(ended)))
-
-    @property
-    def job_count(self) -> int:
-        """Jobs to be asked for."""
-        return len(self.live) + len(self.ended)
-
     def lines(self, advance: Advance) -> Iterator[str]:
-        """Yield the log; ``advance`` is called for each job that is there."""
+        """Yield the log; ``advance`` is called with every number of jobs that are there."""
         from arena_traces.formats.log_writing import log_lines
 
-        live = list(self._logged(self.live, advance))
+        live = list(self._logged(_LIVE, advance))
+        self.live_count = len(live)
         self.exported_at_s = self.client.status(job_count_max=1).now_s
         yield from log_lines(
             self._counted(live, advance), exported_at_s=self.exported_at_s, arena_version=software_version()
         )
 
     def _counted(self, live: list[LogJob], advance: Advance) -> Iterator[LogJob]:
+        written = {job.job_id for job in live}
+        self.written_count = len(live)
         yield from live
-        yield from self._logged(self.ended, advance)
+        for job in self._logged(_OVER, advance):
+            if job.job_id not in written and job.submitted_at_s <= self.exported_at_s:
+                self.written_count += 1
+                yield job
 
-    def _logged(self, job_ids: tuple[JobId, ...], advance: Advance) -> Iterator[LogJob]:
+    def _logged(self, states: tuple[JobState, ...], advance: Advance) -> Iterator[LogJob]:
         from arena_traces.formats.log_writing import log_job
 
-        for job_id in job_ids:
-            found = self.client.job(job_id)
-            advance()
-            if found.job.spec is None:
-                self.hidden_count += 1
-                continue
-            self.written_count += 1
-            self.live_count += not found.job.state.is_terminal
-            yield log_job(found.job, found.job.spec, found.attempts)
+        for some in self.client.export_jobs(states=states, user=self.user, project=self.project):
+            self.hidden_count += some.hidden_count
+            advance(len(some.jobs) + some.hidden_count)
+            for one in some.jobs:
+                if one.job.spec is not None:
+                    yield log_job(one.job, one.job.spec, one.attempts)
 
 
 @contextmanager
-def _progress(app: App, total: int) -> Iterator[Advance]:
-    """Show how many jobs are there, to a person who does not see the log itself go by."""
+def _progress(app: App, client: ArenaClient) -> Iterator[Advance]:
+    """Show how many jobs are there, of all that the scheduler knows."""
     from rich.console import Console
     from rich.progress import Progress
 
     is_shown = not app.out.json_mode and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as bar:
+        total = sum(client.status(job_count_max=1).job_count_by_state.values()) if is_shown else None
         task = bar.add_task("exporting", total=total)
-        yield lambda: bar.advance(task)
+        yield lambda count: bar.advance(task, count)

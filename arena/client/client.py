@@ -45,6 +45,14 @@ class JobDetail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedJobs:
+    """Some jobs in full, and how many of others were passed over beside them."""
+
+    jobs: tuple[JobDetail, ...]
+    hidden_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
     """The jobs that will be cancelled, and those that were over already."""
 
@@ -135,6 +143,29 @@ class ArenaClient:
         )
         for page in self._pages(self._connection.jobs.ListJobs, request):
             yield from (codec.job_from_proto(job) for job in page.jobs)
+
+    def export_jobs(
+        self, *, states: Iterable[JobState] = (), user: str | None = None, project: str | None = None
+    ) -> Iterator[ExportedJobs]:
+        """Yield jobs, newest first, with their specifications and attempts; jobs of others are only counted.
+
+        Args:
+            states: Only jobs in these states; empty means all.
+            user: Only jobs of this user.
+            project: Only jobs of this project.
+        """
+        request = job_pb.ExportJobsRequest(
+            hello=hello(), states=[JOB_STATE.to_proto(state) for state in states], user=user, project=project
+        )
+        for response in self._stream(self._connection.jobs.ExportJobs, request):
+            jobs = tuple(
+                JobDetail(
+                    job=codec.job_from_proto(one.job),
+                    attempts=tuple(codec.attempt_from_proto(attempt) for attempt in one.attempts),
+                )
+                for one in response.jobs
+            )
+            yield ExportedJobs(jobs=jobs, hidden_count=response.hidden_count)
 
     def cancel(self, job_ids: Iterable[str] = (), *, all_mine: bool = False) -> Cancelled:
         """Cancel jobs in one transaction; returns once that is recorded, not once they are gone."""

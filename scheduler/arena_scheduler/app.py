@@ -35,6 +35,7 @@ from arena_scheduler.loop import Driver
 from arena_scheduler.reading import LiveStore
 from arena_scheduler.services.admin import AdminService
 from arena_scheduler.services.agents import AgentService
+from arena_scheduler.services.exports import JobExports
 from arena_scheduler.services.jobs import JobService
 from arena_scheduler.services.streams import EventStreams, LogStreams, StreamSlots
 from arena_scheduler.sessions import Sessions
@@ -243,6 +244,7 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
         submission=submission,
         events=EventStreams(driver=parts.driver, reader=reader, view=parts.view, slots=slots),
         logs=LogStreams(reader=reader, relay=parts.relay, slots=slots),
+        exports=JobExports(reader=reader, slots=slots),
     )
     agents = AgentService(
         access=access, sessions=parts.sessions, inbox=parts.inbox, clock=parts.clock, logs=parts.relay

@@ -78,6 +78,10 @@ class Reader(Protocol):
         """Return a job's attempts, oldest first."""
         ...
 
+    def attempts_of_jobs(self, job_ids: Sequence[JobId]) -> Mapping[JobId, tuple[AttemptRecord, ...]]:
+        """Return the attempts of each of these jobs that has any, oldest first."""
+        ...
+
     def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
         """Return entries with a greater index, in order."""
         ...

@@ -142,6 +142,10 @@ def test_an_ended_attempt_gives_its_devices_up_in_the_same_batch(store: LiveStor
     ended = attempt(job, 1, devices, state=AttemptState.ENDED)
     store.commit([step(job, attempts=(ended, attempt(job, 2, devices)))])
     assert [item.epoch for item in store.reader.attempts_of(job.job_id)] == [1, 2]
+    assert store.reader.attempts_of_jobs([JobId("none"), job.job_id]) == {
+        job.job_id: store.reader.attempts_of(job.job_id)
+    }
+    assert store.reader.attempts_of_jobs([]) == {}
     assert [item.attempt_id for item in store.load().attempts] == ["j1.2"]
 
 

@@ -119,6 +119,10 @@ class MemoryStore:
         mine = (attempt for attempt in self._attempts.values() if attempt.job_id == job_id)
         return tuple(sorted(mine, key=lambda attempt: attempt.epoch))
 
+    def attempts_of_jobs(self, job_ids: Sequence[JobId]) -> Mapping[JobId, tuple[AttemptRecord, ...]]:
+        """Return the attempts of each of these jobs that has any, oldest first."""
+        return {job_id: found for job_id in job_ids if (found := self.attempts_of(job_id))}
+
     def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
         """Return entries with a greater index, in order."""
         found = (entry for entry in self._history if entry.index > after_index and query.matches(entry))

@@ -100,7 +100,7 @@ class _Service:
             setattr(self, name, self._framed(name))
         for name in ("GetStatus", "ListNodes", "DrainNode", "UndrainNode"):
             setattr(self, name, self._framed(name))
-        for name in ("StreamEvents", "StreamLogs"):
+        for name in ("StreamEvents", "StreamLogs", "ExportJobs"):
             setattr(self, name, self._framed_stream(name))
 
     def _enter(self, name: str, request: Any, context: Any) -> None:
@@ -176,6 +176,20 @@ class _Service:
         return job_pb.ListJobsResponse(
             jobs=[self._shown(job) for job in page], next_page_token=token, total_count=len(found)
         )
+
+    def _ExportJobs(self, request: Any, context: Any) -> Iterator[Any]:
+        """One job a message; a planned failure of ``ExportedJob`` breaks off before the next."""
+        states = {JOB_STATE.from_proto(number, "states") for number in request.states}
+        for job in reversed(list(self._fake.jobs.values())):
+            if states and job.state not in states:
+                continue
+            for failure in self._fake.failures.get("ExportedJob", [])[:1]:
+                context.abort(grpc.StatusCode.INTERNAL, str(failure))
+            mine = [one for one in self._fake.attempts if one.job_id == job.job_id]
+            attempts = [codec.attempt_to_proto(one, private=False) for one in mine]
+            shown = codec.job_to_proto(job, None, private=True)
+            yield job_pb.ExportJobsResponse(jobs=[job_pb.ExportedJob(job=shown, attempts=attempts)])
+        yield job_pb.ExportJobsResponse(hidden_count=3)
 
     def _CancelJobs(self, request: Any) -> Any:
         wanted = list(self._fake.jobs) if request.all_mine else request.job_ids

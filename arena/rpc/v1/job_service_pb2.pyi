@@ -470,6 +470,95 @@ class StreamLogsRequest(_message.Message):
 Global___StreamLogsRequest: _TypeAlias = StreamLogsRequest  # noqa: Y015
 
 @_typing.final
+class ExportJobsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    project: _builtins.str
+    @_builtins.property
+    def hello(self) -> _common_pb2.Hello: ...
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.JobState.ValueType]:
+        """Empty means every state."""
+
+    def __init__(
+        self,
+        *,
+        hello: _common_pb2.Hello | None = ...,
+        states: _abc.Iterable[_common_pb2.JobState.ValueType] | None = ...,
+        user: _builtins.str | None = ...,
+        project: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_project", b"_project", "_user", b"_user", "hello", b"hello", "project", b"project", "user", b"user"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_project", b"_project", "_user", b"_user", "hello", b"hello", "project", b"project", "states", b"states", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__project: _TypeAlias = _typing.Literal["project"]  # noqa: Y015
+    _WhichOneofArgType__project: _TypeAlias = _typing.Literal["_project", b"_project"]  # noqa: Y015
+    _WhichOneofReturnType__user: _TypeAlias = _typing.Literal["user"]  # noqa: Y015
+    _WhichOneofArgType__user: _TypeAlias = _typing.Literal["_user", b"_user"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__project) -> _WhichOneofReturnType__project | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__user) -> _WhichOneofReturnType__user | None: ...
+
+Global___ExportJobsRequest: _TypeAlias = ExportJobsRequest  # noqa: Y015
+
+@_typing.final
+class ExportedJob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> _common_pb2.Job: ...
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Attempt]:
+        """Oldest first."""
+
+    def __init__(
+        self,
+        *,
+        job: _common_pb2.Job | None = ...,
+        attempts: _abc.Iterable[_common_pb2.Attempt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportedJob: _TypeAlias = ExportedJob  # noqa: Y015
+
+@_typing.final
+class ExportJobsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    HIDDEN_COUNT_FIELD_NUMBER: _builtins.int
+    hidden_count: _builtins.int
+    """Jobs of others that were passed over since the message before."""
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportedJob]: ...
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___ExportedJob] | None = ...,
+        hidden_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_count", b"hidden_count", "jobs", b"jobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExportJobsResponse: _TypeAlias = ExportJobsResponse  # noqa: Y015
+
+@_typing.final
 class StreamLogsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -78,6 +78,11 @@ class JobServiceStub:
                 request_serializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsRequest.SerializeToString,
                 response_deserializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsResponse.FromString,
                 _registered_method=True)
+        self.ExportJobs = channel.unary_stream(
+                '/arena.rpc.v1.JobService/ExportJobs',
+                request_serializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsRequest.SerializeToString,
+                response_deserializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -137,6 +142,13 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ExportJobs(self, request, context):
+        """Jobs with their specifications and attempts, newest first, for a log of what ran; others' jobs are only counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +191,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.StreamLogs,
                     request_deserializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsRequest.FromString,
                     response_serializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsResponse.SerializeToString,
+            ),
+            'ExportJobs': grpc.unary_stream_rpc_method_handler(
+                    servicer.ExportJobs,
+                    request_deserializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsRequest.FromString,
+                    response_serializer=arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -401,6 +418,33 @@ class JobService:
             '/arena.rpc.v1.JobService/StreamLogs',
             arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsRequest.SerializeToString,
             arena_dot_rpc_dot_v1_dot_job__service__pb2.StreamLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/arena.rpc.v1.JobService/ExportJobs',
+            arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsRequest.SerializeToString,
+            arena_dot_rpc_dot_v1_dot_job__service__pb2.ExportJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,6 +21,7 @@ from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import HistoryQuery, JobQuery, Reader
 from arena_scheduler.services.calls import streaming, unary
+from arena_scheduler.services.exports import JobExports
 from arena_scheduler.services.paging import cursor_of, token_of
 from arena_scheduler.services.streams import EventStreams, LogStreams
 from arena_scheduler.submission import Submission
@@ -45,6 +46,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         submission: Submission,
         events: EventStreams,
         logs: LogStreams,
+        exports: JobExports,
     ) -> None:
         self.access = access
         self._reader = reader
@@ -53,6 +55,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         self._submission = submission
         self._events = events
         self._logs = logs
+        self._exports = exports
 
     @unary
     async def SubmitJob(self, request: pb.SubmitJobRequest, caller: Caller) -> pb.SubmitJobResponse:  # noqa: N802
@@ -102,11 +105,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
     @unary
     async def ListJobs(self, request: pb.ListJobsRequest, caller: Caller) -> pb.ListJobsResponse:  # noqa: N802
         """Return a page of jobs, newest first."""
-        query = JobQuery(
-            states=frozenset(enums.JOB_STATE.from_proto(state, "states") for state in request.states),
-            user=request.user if request.HasField("user") else None,
-            project=request.project if request.HasField("project") else None,
-        )
+        query = _query_of(request)
         count_max = min(request.page_size or JOBS_PER_PAGE, JOBS_PER_PAGE_MAX)
         page = await asyncio.to_thread(self._reader.list_jobs, query, cursor_of(request.page_token), count_max)
         views = [self._view.job_view(job, caller, with_spec=False) for job in page.jobs]
@@ -197,6 +196,22 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
                 data=chunk.data,
                 dropped_bytes=chunk.dropped_bytes,
             )
+
+    @streaming
+    async def ExportJobs(  # noqa: N802
+        self, request: pb.ExportJobsRequest, caller: Caller
+    ) -> AsyncIterator[pb.ExportJobsResponse]:
+        """Yield jobs with their specifications and attempts."""
+        async for response in self._exports.stream(_query_of(request), caller):
+            yield response
+
+
+def _query_of(request: pb.ListJobsRequest | pb.ExportJobsRequest) -> JobQuery:
+    return JobQuery(
+        states=frozenset(enums.JOB_STATE.from_proto(state, "states") for state in request.states),
+        user=request.user if request.HasField("user") else None,
+        project=request.project if request.HasField("project") else None,
+    )
 
 
 def _kinds_for(understood: Iterable[str]) -> frozenset[EntryKind]:

@@ -66,6 +66,18 @@ class SqliteReader:
         with self._engine.begin() as connection:
             return tuple(ATTEMPT_JSON.validate_json(text) for text in connection.scalars(statement))
 
+    def attempts_of_jobs(self, job_ids: Sequence[JobId]) -> Mapping[JobId, tuple[AttemptRecord, ...]]:
+        """Return the attempts of each of these jobs that has any, oldest first."""
+        found: dict[JobId, list[AttemptRecord]] = {}
+        with self._engine.begin() as connection:
+            for first in range(0, len(job_ids), _IDS_AT_ONCE):
+                some = ATTEMPTS.c.job_id.in_(job_ids[first : first + _IDS_AT_ONCE])
+                statement = select(ATTEMPTS.c.record).where(some).order_by(ATTEMPTS.c.job_id, ATTEMPTS.c.epoch)
+                for text in connection.scalars(statement):
+                    attempt = ATTEMPT_JSON.validate_json(text)
+                    found.setdefault(attempt.job_id, []).append(attempt)
+        return {job_id: tuple(attempts) for job_id, attempts in found.items()}
+
     def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
         """Return entries with a greater index, in order."""
         conditions = [HISTORY.c.entry_index > after_index]

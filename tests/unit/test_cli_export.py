@@ -1,0 +1,92 @@
+"""``arena export`` against a scheduler that serves canned values: a whole log, or none."""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.cli.main import run
+from arena.domain.records import JobState
+from arena_traces.reading import read_trace
+from tests.builders import job_record, train_spec
+from tests.fakes import cluster_of_views as canned
+from tests.fakes.command_line import Arena, Done
+from tests.fakes.scheduler_server import FakeScheduler
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeScheduler]:
+    with FakeScheduler() as server:
+        server.status = canned.status()
+        server.attempts = [canned.BEFORE, canned.TRAINING, canned.COMMAND]
+        for job in (*canned.waiting_jobs(), canned.command_job(), canned.training_job()):
+            server.add_job(job)
+        ended = job_record("old", train_spec("old"), state=JobState.SUCCEEDED, ended_at_s=50.0)
+        server.add_job(replace(ended, progress=replace(ended.progress, step=70)))
+        yield server
+
+
+@pytest.fixture
+def arena(fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Arena:
+    monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
+
+    def call(*argv: object) -> Done:
+        code = run([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+def test_every_job_of_ours_is_in_the_log_once(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    told = arena("export", "--out", file, "--json").document
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    names = [line["job_id"] for line in lines if line["kind"] == "job"]
+    assert sorted(names) == sorted(fake.jobs)
+    assert (told["job_count"], told["live_count"], told["hidden_count"]) == (len(names), len(names) - 1, 6)
+    assert fake.status is not None
+    assert lines[0]["exported_at_s"] == told["exported_at_s"] == fake.status.now_s
+    assert next(job for job in read_trace(file).jobs if job.job_id == "old").step_count == 70
+    training = next(line for line in lines if line.get("job_id") == canned.training_job().job_id)
+    assert [one["epoch"] for one in training["attempts"]] == sorted(
+        one.epoch for one in fake.attempts if one.job_id == canned.training_job().job_id
+    )
+
+
+def test_a_person_is_told_what_is_in_the_log(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
+    count = len(fake.jobs)
+    text = f"{count} jobs, {count - 1} of them not over; 6 of others left out, which an admin may see\n"
+    file = tmp_path / "log.jsonl"
+    assert arena("export", "-o", file).out == f"{file}: {text}"
+    plain = arena("export")
+    assert (plain.out, plain.err) == (file.read_text(), text)
+    assert arena("export", "--json").out == file.read_text()
+
+
+def test_a_log_that_breaks_off_is_not_written(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    assert arena("export", "--out", file).code == 0
+    before = file.read_text()
+    fake.failures["ExportedJob"] = ["the server is gone"]
+    failed = arena("export", "--out", file)
+    assert failed.code != 0
+    assert "the server is gone" in failed.err
+    assert file.read_text() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_full_disk_leaves_no_half_log(arena: Arena, tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        done = arena("export", "--out", tmp_path / "log.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (done.code, done.out) == (8, "")
+    assert list(tmp_path.iterdir()) == []
