@@ -8,11 +8,11 @@ of the usable nodes, also those in use, so a device of a draining node or a dirt
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from immutables import Map, MapMutation
+from immutables import Map
 
 from arena.domain.allocation import Allocation
 from arena.domain.launch import DeviceId, NodeId
@@ -122,12 +122,34 @@ class Capacity:
             if free:
                 rooms[node_id] = NodeRoom(pool=pool, free=tuple(sorted(free)))
                 come.setdefault((pool, len(free)), []).append(node_id)
-        holes = self.holes.mutate()
-        for key, nodes in gone.items():
-            _keep(holes, key, _less(holes[key], nodes))
+        after = {key: _less(self.holes[key], nodes) for key, nodes in gone.items()}
         for key, nodes in come.items():
-            _keep(holes, key, _more(holes.get(key, ()), nodes))
-        return replace(self, rooms=rooms.finish(), holes=holes.finish())
+            after[key] = _more(after[key] if key in after else self.holes.get(key, ()), nodes)
+        holes = self.holes.mutate()
+        for key, found in after.items():
+            if found:
+                holes[key] = found
+            else:
+                del holes[key]
+        known = holes.finish()
+        return replace(self, rooms=rooms.finish(), holes=known, _totals=(known, self._totals_after(after)))
+
+    def _totals_after(self, changed: Mapping[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
+        """Return the totals once these holes are as given."""
+        totals = self.totals().copy()
+        is_new = False
+        for (pool, size), nodes in changed.items():
+            before = len(self.holes.get((pool, size), ()))
+            free_count, sizes = totals.get(pool, _NOTHING)
+            is_new = is_new or not sizes
+            if nodes and not before:
+                sizes = tuple(sorted((*sizes, size)))
+            elif before and not nodes:
+                sizes = tuple([have for have in sizes if have != size])
+            totals[pool] = PoolTotal(free_count + size * (len(nodes) - before), sizes)
+        if is_new or any(not total.sizes for total in totals.values()):
+            return dict(sorted([item for item in totals.items() if item[1].sizes]))
+        return totals
 
     def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
@@ -210,14 +232,5 @@ def _more(nodes: tuple[NodeId, ...], come: list[NodeId]) -> tuple[NodeId, ...]:
     """Return sorted nodes with some more."""
     for node_id in come:
         position = bisect_left(nodes, node_id)
-        nodes = (*nodes[:position], node_id, *nodes[position:])
+        nodes = nodes[:position] + (node_id,) + nodes[position:]  # noqa: RUF005 - twice as fast as unpacking
     return nodes
-
-
-def _keep(
-    holes: MapMutation[tuple[Pool, int], tuple[NodeId, ...]], key: tuple[Pool, int], nodes: tuple[NodeId, ...]
-) -> None:
-    if nodes:
-        holes[key] = nodes
-    else:
-        holes.pop(key, None)

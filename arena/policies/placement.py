@@ -123,6 +123,12 @@ def _pool_choices(
 ) -> Iterator[tuple[tuple[Pool, tuple[int, ...]], ...]]:
     """Yield, for every choice of zones, each part's pool with its node counts."""
     pools = capacity.pools()
+    if len(group.parts) == 1:
+        part = group.parts[0]
+        for pool in pools:
+            if pool[0] == part.gpu_type and part.zone in {None, pool[1]}:
+                yield ((pool, part.node_counts),)
+        return
     zones = [
         [zone for gpu_type, zone in pools if gpu_type == part.gpu_type and part.zone in {None, zone}]
         for part in group.parts
@@ -140,6 +146,8 @@ def _seats(
     allowed: Set[NodeId] | None,
 ) -> _Seats | None:
     """Give every count a node of its own, large counts first; None where one finds no node."""
+    if len(pools) == 1 and not owned:
+        return _tightest(capacity, *pools[0], allowed)
     wishes: dict[Pool, list[tuple[int, int]]] = {}
     position = 0
     for pool, counts in pools:
@@ -160,6 +168,25 @@ def _seats(
             used.add(node)
             seats.append((index, node))
     return sorted(seats)
+
+
+def _tightest(capacity: Capacity, pool: Pool, counts: tuple[int, ...], allowed: Set[NodeId] | None) -> _Seats | None:
+    """Do what ``_seats`` does for one pool where nothing is to be kept: counts go from large to small already."""
+    seats: _Seats = []
+    used: set[NodeId] = set()
+    candidates: Iterator[tuple[NodeId, int]] = iter(())
+    before = 0
+    for index, count in enumerate(counts):
+        if count != before:
+            candidates, before = capacity.nodes_by_fit(pool, count), count
+        for node_id, _ in candidates:
+            if node_id not in used and (allowed is None or node_id in allowed):
+                break
+        else:
+            return None
+        used.add(node_id)
+        seats.append((index, node_id))
+    return seats
 
 
 def _candidates(capacity: Capacity, pool: Pool, count: int, owned: _Owned) -> Iterator[NodeId]:
