@@ -88,7 +88,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--nodes", choices=("one", "single"), default="one", help="one node, or nodes of a single GPU")
     parser.add_argument("--draws", type=int, default=5)
     add_run_options(parser)
-    parser.set_defaults(study=study)
+    parser.set_defaults(study=study, needs_data=False)
 
 
 def batch(job_count: int, seed: int) -> Drawn:

@@ -25,9 +25,10 @@ def main(arguments: list[str] | None = None) -> int:
     for study in (loads, venus, rubick, hesrpt):
         study.add_command(commands)
     variations.add_commands(commands)
+    parser.set_defaults(needs_data=True)
     args = parser.parse_args(arguments)
     folder = Path(os.environ.get("ARENA_DATA_DIR", "../shared"))
-    if not (folder / "data").is_dir():
+    if args.needs_data and not (folder / "data").is_dir():
         print(f"no data in {folder}; set ARENA_DATA_DIR", file=sys.stderr)
         return 4
     try:
