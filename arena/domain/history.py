@@ -37,15 +37,25 @@ LOG_UNIT = 2.0**20
 
 
 class LogMoments(NamedTuple):
-    """Count, sum and sum of squares of logarithms, in whole units."""
+    """Count, sums and sums of products of logarithms, in whole units: of a value, and of what was declared with it."""
 
     job_count: int = 0
     total: int = 0
     square_total: int = 0
+    declared_total: int = 0
+    declared_square_total: int = 0
+    product_total: int = 0
 
-    def plus(self, value: int, times: int = 1) -> LogMoments:
+    def plus(self, value: int, declared: int = 0, times: int = 1) -> LogMoments:
         """Return the moments with a value so many times more; -1 takes away one that is among them."""
-        return LogMoments(self.job_count + times, self.total + times * value, self.square_total + times * value * value)
+        return LogMoments(
+            self.job_count + times,
+            self.total + times * value,
+            self.square_total + times * value * value,
+            self.declared_total + times * declared,
+            self.declared_square_total + times * declared * declared,
+            self.product_total + times * value * declared,
+        )
 
     @property
     def mean(self) -> float:
@@ -55,7 +65,7 @@ class LogMoments(NamedTuple):
     @property
     def variance(self) -> float:
         """Their mean squared distance from it."""
-        count, total, square_total = self
+        count, total, square_total = self[:3]
         return (count * square_total - total * total) / (count * LOG_UNIT) ** 2 if count else 0.0
 
 
@@ -70,13 +80,15 @@ class EndedJob:
     Args:
         name: When it ended and its id, by which ended jobs are ordered.
         key: Its user and kind of work.
-        log_ratio: Of the steps it made to those it had declared; None where it declared none or made none.
+        log_declared: Of the steps it had declared; None where it declared none or made none.
+        log_ratio: Of the steps it made to those; None likewise.
         log_steps: Of the steps it made; None where none are known, as of a program of the user's own.
         log_gpu_s: Of its GPU-seconds; None where it had none.
     """
 
     name: tuple[float, str]
     key: tuple[str, str]
+    log_declared: int | None
     log_ratio: int | None
     log_steps: int | None
     log_gpu_s: int | None
@@ -88,7 +100,8 @@ class LengthHistory:
 
     Args:
         window: Those jobs, at most ``ENDED_JOBS_MAX``, numbered in order of their ends from ``oldest_index``.
-        ratios: Logarithms of actual to declared steps, of everybody, by user, by user and workload.
+        ratios: Logarithms of actual to declared steps and of declared ones, of everybody, by user, by user and
+            workload.
         steps: Logarithms of actual steps, by user and workload only: elsewhere steps cannot be compared.
         gpu_s: Logarithms of GPU-seconds, of everybody, by user, by user and workload.
     """
@@ -147,10 +160,12 @@ def _ended_job(job: JobRecord) -> EndedJob | None:
     if _was_cut(job) and (declared is None or steps < declared):
         return None
     log_steps = _logarithm(steps) if steps > 0 else None
+    log_declared = None if log_steps is None or declared is None else _logarithm(declared)
     return EndedJob(
         name=(job.ended_at_s, job.job_id),
         key=(job.user, workload_name(job.spec)),
-        log_ratio=None if log_steps is None or declared is None else log_steps - _logarithm(declared),
+        log_declared=log_declared,
+        log_ratio=None if log_steps is None or log_declared is None else log_steps - log_declared,
         log_steps=log_steps,
         log_gpu_s=_logarithm(job.gpu_seconds) if job.gpu_seconds > 0 else None,
     )
@@ -190,16 +205,16 @@ def _counted(history: LengthHistory, job: EndedJob, times: int = 1) -> LengthHis
     levels: tuple[LengthKey, ...] = ((), job.key[:1], job.key)
     return replace(
         history,
-        ratios=_with(history.ratios, levels, job.log_ratio, times),
+        ratios=_with(history.ratios, levels, job.log_ratio, times, job.log_declared or 0),
         steps=_with(history.steps, levels[-1:], job.log_steps, times),
         gpu_s=_with(history.gpu_s, levels, job.log_gpu_s, times),
     )
 
 
-def _with(moments: Moments, keys: tuple[LengthKey, ...], value: int | None, times: int) -> Moments:
+def _with(moments: Moments, keys: tuple[LengthKey, ...], value: int | None, times: int, declared: int = 0) -> Moments:
     if value is None:
         return moments
     for key in keys:
-        new = moments.get(key, NO_MOMENTS).plus(value, times)
+        new = moments.get(key, NO_MOMENTS).plus(value, declared, times)
         moments = moments.set(key, new) if new.job_count else moments.delete(key)
     return moments

@@ -181,7 +181,7 @@ def _terms(
     keys = [(job.user, workload_name(job.spec)) for job in jobs]
     declared = np.array([_declared(job.spec) for job in jobs], dtype=np.float64)  # None becomes NaN
     terms = np.empty((len(jobs), 4))
-    log_ratios, terms[:, 1] = declared_ratios(snapshot.history, prior, keys)
+    log_ratios, terms[:, 1] = declared_ratios(snapshot.history, prior, keys, declared)
     terms[:, 0] = declared * np.exp(log_ratios)
     unsaid = np.flatnonzero(np.isnan(declared))
     if len(unsaid):

@@ -29,6 +29,7 @@ class LengthPrior:
 
     Args:
         declared_sigma: Spread of actual about declared steps.
+        slope_sigma: How far the slope of actual over declared steps, in logarithms, may be from 1; > 0.
         bias_sigma: How much the mean ratio differs among users, and among a user's kinds of work; > 0.
         length_sigma: Spread of the lengths of jobs that declare nothing.
         kind_sigma: How much their typical length differs among users, and among kinds of work; > 0.
@@ -36,6 +37,7 @@ class LengthPrior:
     """
 
     declared_sigma: float = 0.5
+    slope_sigma: float = 0.3
     bias_sigma: float = 0.3
     length_sigma: float = 2.0
     kind_sigma: float = 1.5
@@ -48,17 +50,50 @@ DEFAULT_PRIOR = LengthPrior()
 JobKey = tuple[str, str]
 """User and workload of a job."""
 
+_UNITS = np.array([1.0, LOG_UNIT, LOG_UNIT**2, LOG_UNIT, LOG_UNIT**2, LOG_UNIT**2])
+"""Of the fields of ``LogMoments``."""
+
 _Estimate = tuple[Floats, Floats]
 """Mean and variance of logarithms, ``[jobs]``."""
 
 
-def declared_ratios(history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey]) -> tuple[Floats, Floats]:
-    """Return mean and sigma of the logarithm of actual to declared steps, ``[jobs]``."""
+def declared_ratios(
+    history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey], declared: Floats
+) -> tuple[Floats, Floats]:
+    """Return mean and sigma of the logarithm of actual to declared steps, ``[jobs]``; NaN of what declares none.
+
+    Where declarations scatter, those that are long are too long more often than others (regression to the mean). So
+    ratios are taken about a line over the logarithm of what was declared, with one slope for all.
+    """
+    levels = _levels(history.ratios, keys)
+    slope, center = _slope(levels[0][0], prior)
     found = np.zeros(len(keys)), np.full(len(keys), prior.declared_sigma**2)
-    for moments in _levels(history.ratios, keys):
-        found = _shrunk(found, moments, prior.bias_sigma, prior.job_weight)
+    for moments in levels:
+        found = _shrunk(found, _about_line(moments, slope, center), prior.bias_sigma, prior.job_weight)
     # Surer than this one step too many would refute it, and the pace between reports is not known so well.
-    return found[0], np.maximum(np.sqrt(found[1]), SIGMA_MIN if prior.declared_sigma else 0.0)
+    sigma = np.maximum(np.sqrt(found[1]), SIGMA_MIN if prior.declared_sigma else 0.0)
+    return found[0] + slope * (np.log(declared) - center), sigma
+
+
+def _slope(everybody: Floats, prior: LengthPrior) -> tuple[float, float]:
+    """Return the slope of log-ratios over logarithms of declared steps, shrunk to 0, and their mean."""
+    count, total, square, declared, declared_square, product = everybody.tolist()
+    if count < 2.0:
+        return 0.0, 0.0
+    center = declared / count
+    spread = max(declared_square - declared * center, 0.0)
+    variance = (prior.job_weight * prior.declared_sigma**2 + max(square - total * total / count, 0.0)) / count
+    weight = spread + variance / prior.slope_sigma**2
+    slope = (product - total * center) / weight if weight > 0.0 else 0.0
+    return min(max(slope, -1.0), 0.5), center
+
+
+def _about_line(moments: Floats, slope: float, center: float) -> Floats:
+    """Return the moments of log-ratios as they are above a line through 0 at ``center``."""
+    count, total, square, declared, declared_square, product = moments.T
+    off, off_square = declared - count * center, declared_square - 2.0 * center * declared + count * center**2
+    squares = square - 2.0 * slope * (product - center * total) + slope**2 * off_square
+    return np.stack([count, total - slope * off, squares], axis=1)
 
 
 def usual_lengths(
@@ -88,16 +123,16 @@ def source_of_length(history: LengthHistory, key: JobKey) -> BeliefSource:
 
 def _levels(moments: Moments, keys: Sequence[JobKey]) -> tuple[Floats, Floats, Floats]:
     """Return what was seen of everybody, of each job's user, and of its user and workload."""
-    everybody = np.array([moments.get((), NO_MOMENTS)], dtype=np.float64)
-    return everybody, _of_keys(moments, [key[:1] for key in keys]), _of_keys(moments, keys)
+    return _of_keys(moments, [()]), _of_keys(moments, [key[:1] for key in keys]), _of_keys(moments, keys)
 
 
 def _of_keys(moments: Moments, keys: Sequence[tuple[str, ...]]) -> Floats:
-    """Return count, total and total of squares of each key, ``[keys, 3]``."""
+    """Return the moments of each key, of the logarithms themselves, ``[keys, moments]``."""
     row_of: dict[tuple[str, ...], int] = {}
     rows = [row_of.setdefault(key, len(row_of)) for key in keys]  # many jobs share one, and a row takes its time
     numbers = chain.from_iterable(moments.get(key, NO_MOMENTS) for key in row_of)
-    return np.fromiter(numbers, dtype=np.float64, count=3 * len(row_of)).reshape(len(row_of), 3)[rows]
+    found = np.fromiter(numbers, dtype=np.float64, count=len(_UNITS) * len(row_of))
+    return np.asarray((found.reshape(len(row_of), len(_UNITS)) / _UNITS)[rows])
 
 
 def _shrunk(above: _Estimate, moments: Floats, spread_sigma: float, weight: float) -> _Estimate:
@@ -108,10 +143,10 @@ def _shrunk(above: _Estimate, moments: Floats, spread_sigma: float, weight: floa
     in back-off smoothing: where all agree, each level says so again, and certainty comes within a few jobs.
     """
     mean, variance = above
-    count, total, square_total = moments.T
+    count, total, square_total = moments.T[:3]
     some = np.maximum(count, 1.0)
-    seen = total / (some * LOG_UNIT)
-    squares = np.maximum(square_total - total * total / some, 0.0) / LOG_UNIT**2
+    seen = total / some
+    squares = np.maximum(square_total - total * seen, 0.0)
     doubt = variance / spread_sigma**2
     new = np.where(count > 0, (doubt * mean + count * seen) / (doubt + some), mean)
     squares = squares + count * (seen - new) ** 2

@@ -16,7 +16,7 @@ from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import JobRecord, JobState, Progress
 from arena.policies.base import Snapshot
-from arena.policies.gittins import gittins_table
+from arena.policies.gittins import SIGMA_MIN, gittins_table
 from arena.policies.length_beliefs import STEPS_MIN, LengthBelief, belief, effective_remaining
 from tests.builders import command_spec, job_record, node_info, snapshot_of, train_spec
 
@@ -36,6 +36,7 @@ def remaining(median: float, sigma: float, done: float, doubt: float) -> float:
     return float(gittins_table(doubt).remaining(np.array([median]), np.array([sigma]), np.array([done]))[0])
 
 
+@settings(deadline=None)
 @given(sigma=sigmas, share=shares)
 def test_it_is_no_more_than_serving_to_the_end_or_for_an_instant_costs(sigma: float, share: float) -> None:
     if math.log(max(share, 1e-9)) > 6.0 * sigma:
@@ -49,6 +50,7 @@ def test_it_is_no_more_than_serving_to_the_end_or_for_an_instant_costs(sigma: fl
             assert found <= np.float64(length.sf(share)) / np.float64(length.pdf(share)) * 1.01
 
 
+@settings(deadline=None)
 @given(sigma=sigmas, median=medians, share=shares, factor=st.floats(1e-3, 1e3))
 def test_it_scales_with_the_unit_of_work(sigma: float, median: float, share: float, factor: float) -> None:
     one = LengthBelief(median_steps=median, sigma=sigma).effective_remaining_steps(share * median)
@@ -57,6 +59,7 @@ def test_it_scales_with_the_unit_of_work(sigma: float, median: float, share: flo
     assert scaled == pytest.approx(max(factor * one, STEPS_MIN), rel=1e-3)
 
 
+@settings(deadline=None)
 @given(sigma=st.floats(0.0, 0.3), share=st.floats(0.0, 0.999))
 def test_the_surer_the_length_the_nearer_to_what_is_left(sigma: float, share: float) -> None:
     left = LengthBelief(median_steps=1000.0, sigma=sigma).effective_remaining_steps(1000.0 * share)
@@ -64,13 +67,15 @@ def test_the_surer_the_length_the_nearer_to_what_is_left(sigma: float, share: fl
     assert left == pytest.approx(1000.0 * (1.0 - share), abs=1000.0 * (min(sigma, 0.01) + 1.05 * sigma) + 1e-6)
 
 
+@settings(deadline=None)
 @given(sigma=st.floats(0.0, 0.5), share=st.floats(1.0, 50.0))
 def test_past_all_likelihood_it_is_what_has_been_done(sigma: float, share: float) -> None:
-    done = 1000.0 * share * math.exp(5.0 * sigma)
+    done = 1000.0 * share * math.exp(5.0 * max(sigma, SIGMA_MIN))  # nothing is surer than the table's least sigma
     left = LengthBelief(median_steps=1000.0, sigma=sigma).effective_remaining_steps(done)
     assert left == pytest.approx(done, rel=0.02)
 
 
+@settings(deadline=None)
 @given(sigma=sigmas, score=st.floats(3.0, 7.0), factor=st.floats(1.0, 3.0))
 def test_past_its_declaration_a_job_only_sinks(sigma: float, score: float, factor: float) -> None:
     one = LengthBelief(median_steps=1000.0, sigma=sigma)
@@ -78,6 +83,7 @@ def test_past_its_declaration_a_job_only_sinks(sigma: float, score: float, facto
     assert one.effective_remaining_steps(done * factor) >= one.effective_remaining_steps(done) * (1.0 - 1e-9)
 
 
+@settings(deadline=None)
 @given(one=beliefs, done=st.floats(0.0, 2e6), low=st.floats(0.01, 0.98))
 def test_something_is_always_left_and_never_more_than_time_allows(one: LengthBelief, done: float, low: float) -> None:
     left = [one.effective_remaining_steps(done), one.mean_remaining_steps(done)]
@@ -86,6 +92,7 @@ def test_something_is_always_left_and_never_more_than_time_allows(one: LengthBel
     assert left[2] <= left[3]
 
 
+@settings(deadline=None)
 @given(sigma=sigmas, share=shares, wanted=st.floats(0.02, 0.9))
 def test_a_quantile_is_the_share_of_jobs_that_have_ended_by_then(sigma: float, share: float, wanted: float) -> None:
     def going(steps: float) -> float:
@@ -135,7 +142,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     return replace(empty, jobs=Map(jobs), history=LengthHistory.of(draw(ended_jobs())))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(snapshot=snapshots(), done=st.floats(0.0, 5000.0), cost=st.floats(0.01, 100.0))
 def test_many_jobs_at_once_are_believed_what_each_is(snapshot: Snapshot, done: float, cost: float) -> None:
     job_ids = sorted(snapshot.jobs)
@@ -149,7 +156,7 @@ def test_many_jobs_at_once_are_believed_what_each_is(snapshot: Snapshot, done: f
     assert together.tolist() == alone
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(jobs=ended_jobs(), data=st.data())
 def test_a_history_does_not_depend_on_how_it_was_put_together(jobs: list[JobRecord], data: st.DataObject) -> None:
     grown = LengthHistory()

@@ -86,6 +86,21 @@ def test_who_overruns_each_time_is_believed_to_overrun_again_and_nobody_else() -
     assert carls.median_steps == pytest.approx(1000.0, rel=0.1)
 
 
+def test_where_declarations_scatter_long_ones_are_believed_less_than_short_ones() -> None:
+    # Lengths and errors of the same spread: half of what sets a declaration apart is its error.
+    rng = random.Random(11)
+    lengths = [math.exp(rng.gauss(7.0, 1.0)) for _ in range(2000)]
+    jobs = [("bob", max(1, round(one)), max(1, round(one * math.exp(rng.gauss(0.0, 1.0))))) for one in lengths]
+    found = [belief(seen(declared(steps), history(*jobs)), JOB, 1.0) for steps in (148, 1097, 8103)]  # e^5, e^7, e^9
+    assert [one.median_steps for one in found] == pytest.approx([math.exp(one) for one in (6.0, 7.0, 8.0)], rel=0.2)
+    assert {round(one.sigma, 1) for one in found} == {0.7}  # sqrt(1/2) of the errors is left
+
+
+def test_where_declarations_are_right_long_ones_are_believed_as_well() -> None:
+    past = history(*[("bob", steps, steps) for steps in (10, 100, 1000, 10_000)])
+    assert belief(seen(declared(100_000), past), JOB, 1.0).median_steps == pytest.approx(100_000.0, rel=1e-3)
+
+
 def test_a_prior_without_spread_believes_what_is_declared() -> None:
     found = belief(seen(declared()), JOB, 1.0, prior=LengthPrior(declared_sigma=0.0))
     assert found.effective_remaining_steps(250.0) == 750.0
