@@ -15,7 +15,7 @@ from arena.domain.events import Event, NodeDisconnected, NodeDrainChanged, NodeR
 from arena.domain.launch import NodeId
 from arena.domain.records import JobState
 from arena.errors import UserError
-from arena.policies.registry import make_policy
+from arena.policies.registry import make_policy, policy_names
 from arena.sim.costs import ConstantRestart
 from arena.sim.disturbances import Availability, Disturbance, Failures, Reclaims, merged
 from arena.sim.ledger import JobOutcome
@@ -136,7 +136,7 @@ def about(event: Event) -> NodeId | None:
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    policy=st.sampled_from(["fcfs", "srtf", "tiresias", "fcfs-easy", "elastic", "arena-greedy"]),
+    policy=st.sampled_from(policy_names()),
     uptime_s=st.sampled_from([300.0, 1000.0]),
 )
 def test_whatever_fails_every_job_ends(seed: int, policy: str, uptime_s: float) -> None:
@@ -227,14 +227,13 @@ def test_a_job_that_loses_its_node_often_goes_on_as_long_as_it_gets_on() -> None
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 1000),
-    policy=st.sampled_from(["fcfs", "elastic", "arena-greedy"]),
+    policy=st.sampled_from(policy_names()),
     grace_s=st.sampled_from([0.0, 30.0, 200.0]),
 )
 def test_failures_and_reclaims_together_leave_every_job_its_end(seed: int, policy: str, grace_s: float) -> None:
-    jobs = [
-        job(f"j{index}", 40.0 * index, 150, retry={"restarts_max": 10_000, "launch_failures_max": 10_000})
-        for index in range(6)
-    ]
+    retry = {"restarts_max": 10_000, "launch_failures_max": 10_000}
+    shapes = [{"kind": "malleable", "gpus": {}}, {"kind": "rigid", "gpus": {"count": 1}}]
+    jobs = [job(f"j{index}", 40.0 * index, 150, retry=retry, **shapes[index % 2]) for index in range(6)]
     replay = Replay(
         shape=shape(("cpu", 1, 3)),
         policy=make_policy(policy),
