@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -116,7 +117,7 @@ def case_of(
         scenario=scenario,
         truth=grids,
         seed=seed,
-        identity=_identity(drawn, grids, shape, setting),
+        identity=_identity(drawn, grids, shape, setting) | {"jobs": _digest(scenario)},
         load_at_least=_load_at_least(jobs, grids, shape),
         notes=(*drawn.notes, *trace.changes),
     )
@@ -184,6 +185,17 @@ def _load_at_least(jobs: tuple[Asked, ...], grids: GridSource, shape: ClusterSha
     span_s = jobs[-1].job.submitted_at_s - jobs[0].job.submitted_at_s
     total = math.fsum(least_gpu_seconds(grids.grid(one.spec, shape), one.step_count) for one in jobs)
     return total / (span_s * shape.gpu_count) if span_s else math.inf
+
+
+def _digest(scenario: Scenario) -> str:
+    """Return a SHA-256 over what the jobs are and what is told of their lengths."""
+    found = hashlib.sha256()
+    for one in scenario.jobs:
+        told = scenario.lengths.stop(one).steps
+        job = one.job
+        values = (job.job_id, job.submitted_at_s, job.outcome.value, one.step_count, told, one.ask)
+        found.update(f"{values!r} {one.spec.model_dump_json()}\n".encode())
+    return found.hexdigest()
 
 
 def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Setting) -> dict[str, Any]:
