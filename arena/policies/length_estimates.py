@@ -65,14 +65,15 @@ def declared_ratios(
     Where declarations scatter, those that are long are too long more often than others (regression to the mean). So
     ratios are taken about a line over the logarithm of what was declared, with one slope for all.
     """
-    levels = _levels(history.ratios, keys)
+    distinct, rows = _distinct(keys)
+    levels = _levels(history.ratios, distinct)
     slope, center = _slope(levels[0][0], prior)
-    found = np.zeros(len(keys)), np.full(len(keys), prior.declared_sigma**2)
+    found = np.zeros(len(distinct)), np.full(len(distinct), prior.declared_sigma**2)
     for moments in levels:
         found = _shrunk(found, _about_line(moments, slope, center), prior.bias_sigma, prior.job_weight)
     # Surer than this one step too many would refute it, and the pace between reports is not known so well.
     sigma = np.maximum(np.sqrt(found[1]), SIGMA_MIN if prior.declared_sigma else 0.0)
-    return found[0] + slope * (np.log(declared) - center), sigma
+    return found[0][rows] + slope * (np.log(declared) - center), sigma[rows]
 
 
 def _slope(everybody: Floats, prior: LengthPrior) -> tuple[float, float]:
@@ -100,15 +101,19 @@ def usual_lengths(
     history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey], gpu_s_per_step: Floats
 ) -> tuple[Floats, Floats]:
     """Return median and sigma of the steps of jobs that declare none, ``[jobs]``; a NaN median is unknown."""
-    count, everybody = len(keys), history.gpu_s.get((), NO_MOMENTS)
+    everybody = history.gpu_s.get((), NO_MOMENTS)
     if not everybody.job_count:
-        return np.full(count, np.nan), np.zeros(count)
-    found = np.full(count, everybody.mean), np.full(count, prior.length_sigma**2)
-    levels = [found := _shrunk(found, one, prior.kind_sigma, prior.job_weight) for one in _levels(history.gpu_s, keys)]
-    steps = _of_keys(history.steps, keys)
+        return np.full(len(keys), np.nan), np.zeros(len(keys))
+    distinct, rows = _distinct(keys)
+    found = np.full(len(distinct), everybody.mean), np.full(len(distinct), prior.length_sigma**2)
+    levels = [
+        found := _shrunk(found, one, prior.kind_sigma, prior.job_weight) for one in _levels(history.gpu_s, distinct)
+    ]
+    steps = _of_keys(history.steps, distinct)
     # Where steps of the same work are known, they say more of it than its GPU-seconds.
-    mean, variance = np.where(steps[:, 0] > 0, levels[1], levels[2])
-    mean, variance = _shrunk((mean - np.log(gpu_s_per_step), variance), steps, prior.kind_sigma, prior.job_weight)
+    mean, variance = np.where(steps[:, 0] > 0, levels[1], levels[2])[:, rows]
+    translated = mean - np.log(gpu_s_per_step), variance
+    mean, variance = _shrunk(translated, steps[rows], prior.kind_sigma, prior.job_weight)
     return np.exp(mean), np.maximum(np.sqrt(variance), SIGMA_MIN)
 
 
@@ -128,11 +133,16 @@ def _levels(moments: Moments, keys: Sequence[JobKey]) -> tuple[Floats, Floats, F
 
 def _of_keys(moments: Moments, keys: Sequence[tuple[str, ...]]) -> Floats:
     """Return the moments of each key, of the logarithms themselves, ``[keys, moments]``."""
-    row_of: dict[tuple[str, ...], int] = {}
-    rows = [row_of.setdefault(key, len(row_of)) for key in keys]  # many jobs share one, and a row takes its time
-    numbers = chain.from_iterable(moments.get(key, NO_MOMENTS) for key in row_of)
-    found = np.fromiter(numbers, dtype=np.float64, count=len(_UNITS) * len(row_of))
-    return np.asarray((found.reshape(len(row_of), len(_UNITS)) / _UNITS)[rows])
+    numbers = chain.from_iterable(moments.get(key, NO_MOMENTS) for key in keys)
+    found = np.fromiter(numbers, dtype=np.float64, count=len(_UNITS) * len(keys))
+    return np.asarray(found.reshape(len(keys), len(_UNITS)) / _UNITS)
+
+
+def _distinct(keys: Sequence[JobKey]) -> tuple[list[JobKey], list[int]]:
+    """Return the keys, each once, and of each job which it has: many share one, and looking it up takes its time."""
+    row_of: dict[JobKey, int] = {}
+    rows = [row_of.setdefault(key, len(row_of)) for key in keys]
+    return list(row_of), rows
 
 
 def _shrunk(above: _Estimate, moments: Floats, spread_sigma: float, weight: float) -> _Estimate:
