@@ -18,7 +18,8 @@ from arena.cli.trace import read_with_options, reading_options, rows_text
 from arena.errors import UserError
 
 if TYPE_CHECKING:
-    from arena.cli.replay_inputs import Inputs, Prepared
+    from arena.cli.replay_inputs import Inputs
+    from arena.cli.replay_jobs import Prepared
     from arena.cli.replay_options import ReplayOptions
     from arena.cli.replay_runs import Order
     from arena.engine.ports import Step
@@ -143,7 +144,8 @@ def replay(app: App, file: str, **options: Any) -> None:
         --mapping default --load 0.9 --seeds 5 --jobs 4 --out results
     """  # noqa: D301 - click wants the backspace itself
     from arena.cli.replay_delivery import deliver
-    from arena.cli.replay_inputs import Files, grids_of, prepared, read_inputs
+    from arena.cli.replay_inputs import Files, grids_of, read_inputs
+    from arena.cli.replay_jobs import prepared
     from arena.cli.replay_results import Study
     from arena.cli.replay_runs import run_all
 

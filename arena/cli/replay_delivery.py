@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from arena.cli.app import App
 from arena.cli.json_form import document, dumps
 from arena.cli.quoting import escaped, quoted
-from arena.cli.replay_inputs import Inputs, Prepared
+from arena.cli.replay_inputs import Inputs
+from arena.cli.replay_jobs import Prepared
 from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_results import Study, figures_csv, jobs_csv
 from arena.cli.replay_runs import code_digest, write_file

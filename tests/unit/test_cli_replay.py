@@ -17,7 +17,8 @@ import pytest
 
 from arena.cli import replay_runs
 from arena.cli.main import run
-from arena.cli.replay_inputs import Files, grids_of, length_factor, prepared, read_inputs
+from arena.cli.replay_inputs import Files, grids_of, read_inputs
+from arena.cli.replay_jobs import length_factor, prepared
 from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_runs import Fault, Order, executed, run_all
 from arena.domain.cluster import ClusterShape
