@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from arena.domain.allocation import GpuGroup
-from arena.domain.capability import unsupported
+from arena.domain.capability import PARTS_MAX, unsupported
 from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, Replica, Stage
 from arena.domain.reason import ReasonCode
@@ -202,6 +202,16 @@ def test_a_job_that_fits_nowhere_says_why_whatever_it_may_cost() -> None:
 
     assert found.plan is None
     assert found.reasons
+
+
+def test_what_only_the_worker_lacks_can_be_planned_and_nothing_else() -> None:
+    offer, beyond = offer_of(("a100-40", "east", 4)), replace(SMALL, allow_unsupported=True)
+    half = train_spec().model_copy(update={"precision": "fp16"})
+    endless = train_spec(layers=PARTS_MAX + 1)
+
+    assert [one.code for one in search(half, offer, space=SMALL).reasons] == [ReasonCode.UNSUPPORTED]
+    assert search(half, offer, space=beyond).plan is not None
+    assert [one.code for one in search(endless, offer, space=beyond).reasons] == [ReasonCode.UNSUPPORTED]
 
 
 def test_a_far_zone_is_left_alone() -> None:

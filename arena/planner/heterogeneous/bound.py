@@ -246,8 +246,9 @@ class Program:
             price: Of a GPU of each part; all GPUs together cost 1.
         """
         groups = sorted({case.group for case in cases})
-        after = np.full((len(groups), self.pp_max, *cases[0].after_s.shape), np.inf)
-        least_s = np.full((self.pp_max, len(groups)), np.inf)
+        depth = max(case.pp for case in cases)
+        after = np.full((len(groups), depth, *cases[0].after_s.shape), np.inf)
+        least_s = np.full((depth, len(groups)), np.inf)
         for case in cases:
             after[groups.index(case.group), case.pp - 1] = case.after_s
             least_s[case.pp - 1, groups.index(case.group)] = case.least_s

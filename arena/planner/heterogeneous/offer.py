@@ -126,7 +126,7 @@ class Space:
         unequal_micro_batches: Replicas may take unequal numbers of micro-batches, stages unequal numbers of replicas.
         pp_max, tp_max, micro_batch_max: Bounds of the degrees.
         recompute: Whether full recomputation is tried where plans do not fit without.
-        allow_unsupported: Offer also what the worker cannot run.
+        allow_unsupported: Offer also what the worker does not run, as long as some program could.
         gap: Stop when the bound is within this share of the best plan.
         price_steps_max: How often prices are changed to prove a bound, for each pipeline depth.
         proves: Whether to spend time on a bound that is close.

@@ -48,6 +48,8 @@ class Proofs:
             attempt: What is told of pipelines for which it is not. Where it knows a better plan then, what is left is
                 not asked: with that plan it is easier.
         """
+        if self._is_too_much_work(program, time_s):
+            return True
         cases = [case for case in program.cases(time_s) if not self._is_done(program, case)]
         for price in self._first_prices(program):
             if not cases:
@@ -73,6 +75,11 @@ class Proofs:
             if is_better:
                 return False
         return is_proven
+
+    def _is_too_much_work(self, program: Program, time_s: float) -> bool:
+        """Tell whether all GPUs cannot do even the work alone by a time: what they are worth is 1."""
+        price = self._of_gpus(self._normal(self._speeds(program)))
+        return program.table.need * float(program.work(price).min()) > time_s
 
     def _is_done(self, program: Program, case: Case) -> bool:
         """Tell whether a case was proven for a later time, without caps on what GPUs cost."""

@@ -123,7 +123,7 @@ def _over_offers(
     train: TrainSpec, offer: Offer, links: ZoneLinks, space: Space, goal_of: Callable[[Offer], Goal]
 ) -> HeterogeneousResult:
     """Search the offer, and single nodes of it apart: inside a node pipelines send over its links."""
-    refusal = None if space.allow_unsupported else next(job_refusals(train), None)
+    refusal = next(job_refusals(train, beyond_worker=space.allow_unsupported), None)
     if refusal is not None:
         told = reason(ReasonCode.UNSUPPORTED, detail=refusal)
         return HeterogeneousResult(plan=None, estimate=None, score=np.inf, bound=np.inf, reasons=(told,))

@@ -262,7 +262,7 @@ class Hunt:
             return
         self.tried.add(mix.key)
         plan = plan_of(mix, self.keys, is_equal=not self.space.unequal_micro_batches)
-        refusal = None if self.space.allow_unsupported else unsupported(self.judge.train, plan)
+        refusal = unsupported(self.judge.train, plan, beyond_worker=self.space.allow_unsupported)
         if refusal is not None:
             self.refusals[refusal] = reason(ReasonCode.UNSUPPORTED, detail=refusal)
             return
@@ -298,6 +298,8 @@ class Hunt:
                 return True
             if self.incumbent == before:
                 self.failed_s[id(program)] = self._time_at(index)
+            else:
+                self._climb()
         return False
 
     def _work_s(self, program: Program) -> float:
