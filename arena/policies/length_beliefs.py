@@ -6,9 +6,11 @@ jobs, and to a prior. One that declares nothing is believed to be as long as suc
 work has been seen, else in GPU-seconds. With no history either it ranks by attained service: as much is believed to be
 left as has been done.
 
-Understating does not pay. Past what it declared a job soon ranks by attained service (see ``arena.policies.gittins``),
-which, when it ends, is its true length: nobody gets to the end without having ranked there once, and who declares
-right ranks there at the start. And what a user's jobs overrun is added to what the next ones declare.
+Where declarations are right, understating does not pay: past what it declared a job soon ranks by attained service
+(see ``arena.policies.gittins``), which, when it ends, is its true length. Nobody gets to the end without having ranked
+there once, and who declares right ranks there at the start. Where declarations scatter, one that is too small by less
+than they do cannot be told from an honest error, and wins a little until the user's history shows it: what a user's
+jobs overrun is added to what the next ones declare.
 """
 
 from __future__ import annotations
