@@ -35,6 +35,10 @@ class GroupPart:
         """GPUs of this part."""
         return sum(self.node_counts)
 
+    def __str__(self) -> str:
+        zone = f"/{self.zone}" if self.zone else ""
+        return f"{self.gpu_type}{zone} {'+'.join(map(str, self.node_counts))}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class GpuGroup:
@@ -51,6 +55,8 @@ class GpuGroup:
     @property
     def gpu_count(self) -> int:
         """GPUs over all parts."""
+        if len(self.parts) == 1:
+            return sum(self.parts[0].node_counts)
         return sum([part.gpu_count for part in self.parts])
 
     @property
@@ -59,10 +65,7 @@ class GpuGroup:
         return sum(len(part.node_counts) for part in self.parts)
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{part.gpu_type}{'/' + part.zone if part.zone else ''} {'+'.join(map(str, part.node_counts))}"
-            for part in self.parts
-        )
+        return ", ".join([str(part) for part in self.parts]) if len(self.parts) != 1 else str(self.parts[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,13 +101,14 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
     ranks = ranks_by_node(attempt.allocation, job.spec.command)
     for index in range(len(ranks)):
         draft.command(_launch_command(draft, attempt, ranks, index))
+    group = str(target.group)
     draft.record(
         EntryKind.ATTEMPT_LAUNCHED,
-        f"launched on {target.group}" + (f" as {target.plan}" if target.plan else "") + f": {target.cause}",
+        f"launched on {group}" + (f" as {target.plan}" if target.plan else "") + f": {target.cause}",
         job_id=job.job_id,
         attempt_id=attempt.attempt_id,
         plan=str(target.plan) if target.plan else None,
-        group=str(target.group),
+        group=group,
         gpu_count=target.group.gpu_count,
         nodes=list(attempt.allocation.node_ids),
         cause=target.cause.code.value,
@@ -218,24 +219,35 @@ def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None
     attempt = draft.state.attempts.get(attempt_name)
     if attempt is None or node_id in attempt.started_nodes or node_id not in attempt.allocation.node_ids:
         return
-    attempt = replace(attempt, started_nodes=(*attempt.started_nodes, node_id))
+    started_nodes = (*attempt.started_nodes, node_id)
     node = draft.state.nodes.get(node_id)
     if node is not None and node.launch_failure_count:
         draft.put_node(replace(node, launch_failure_count=0))
-    if attempt.state is AttemptState.LAUNCHING and set(attempt.started_nodes) == set(attempt.allocation.node_ids):
-        attempt = replace(attempt, state=AttemptState.STARTING, started_at_s=draft.now_s)
-        draft.record(
-            EntryKind.ATTEMPT_STARTED,
-            f"processes are up on {', '.join(attempt.allocation.node_ids)}",
-            job_id=attempt.job_id,
-            attempt_id=attempt.attempt_id,
-            launch_s=draft.now_s - attempt.launched_at_s,
-        )
-        job = draft.state.jobs[attempt.job_id]
-        if job.spec.command is not None:  # a foreign program has no first step to wait for
-            attempt = replace(attempt, state=AttemptState.RUNNING, first_step_at_s=draft.now_s)
-            draft.put_job(replace(job, state=JobState.RUNNING) if job.state is JobState.STARTING else job)
+    is_up = attempt.state is AttemptState.LAUNCHING and len(started_nodes) == len(attempt.allocation.shares)
+    attempt = replace(attempt, started_nodes=started_nodes) if not is_up else _up(draft, attempt, started_nodes)
     draft.put_attempt(attempt)
+
+
+def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...]) -> AttemptRecord:
+    """Return an attempt whose processes are all up."""
+    draft.record(
+        EntryKind.ATTEMPT_STARTED,
+        f"processes are up on {', '.join(attempt.allocation.node_ids)}",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        launch_s=draft.now_s - attempt.launched_at_s,
+    )
+    job, state, first_step_at_s = draft.state.jobs[attempt.job_id], AttemptState.STARTING, attempt.first_step_at_s
+    if job.spec.command is not None:  # a foreign program has no first step to wait for
+        state, first_step_at_s = AttemptState.RUNNING, draft.now_s
+        draft.put_job(replace(job, state=JobState.RUNNING) if job.state is JobState.STARTING else job)
+    return replace(
+        attempt,
+        started_nodes=started_nodes,
+        state=state,
+        started_at_s=draft.now_s,
+        first_step_at_s=first_step_at_s,
+    )
 
 
 def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:

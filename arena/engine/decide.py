@@ -58,7 +58,8 @@ def decide(draft: Draft, policy: Policy) -> None:
         reasons=decision.reasons,
         look_again_at_s=decision.look_again_at_s,
     )
-    _carry_out(draft, decision, index)
+    if decision.choices:
+        _carry_out(draft, decision, index)
     draft.update(decision_due=False)  # what the decision itself changed is no news
 
 
@@ -112,16 +113,19 @@ def _checked(state: ClusterState, decision: Decision) -> Decision:
         InternalError: It gives a device twice, one that is not to be had, or moves a job that may not be moved.
     """
     given: dict[DeviceId, JobId] = {}
+    holders, reserved = state.holders, state.reserved
     for job_id, choice in sorted(decision.choices.items()):
         _check_movable(state, job_id, choice)
         if choice is None:
             continue
         _check_shape(job_id, choice)
-        for device in sorted(choice.allocation.device_ids):
-            if device in given:
-                raise InternalError(f"the policy gives device {device} to both {given[device]} and {job_id}")
-            given[device] = job_id
-            _check_device(state, decision.choices, device, job_id)
+        for share in choice.allocation.shares:
+            for device in share.device_ids:
+                if device in given:
+                    raise InternalError(f"the policy gives device {device} to both {given[device]} and {job_id}")
+                given[device] = job_id
+                if device in holders or device in reserved:
+                    _check_device(state, decision.choices, device, job_id)
     return decision
 
 

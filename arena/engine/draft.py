@@ -88,7 +88,9 @@ class Draft:
                 job_id=job_id,
                 attempt_id=attempt_id,
                 node_id=node_id,
-                data={key: value for key, value in data.items() if value is not None},
+                data={key: value for key, value in data.items() if value is not None}
+                if None in data.values()
+                else data,
             )
         )
 

@@ -40,7 +40,7 @@ def _is_as_it_should_be(node: NodeRecord) -> bool:
     has_facts = node.condemned or node.info.problem or node.drain is not None or node.quarantined_until_s is not None
     if has_facts or node.state is not NodeState.READY or node.state_cause:
         return False
-    return all(device.dirty is None for device in node.info.devices)
+    return OUT_OF_SIGHT not in [device.dirty for device in node.info.devices]
 
 
 def _is_forgotten(draft: Draft, device: Device) -> bool:

@@ -172,9 +172,11 @@ def change_devices(draft: Draft, event: DevicesChanged) -> None:
 
 
 def _jobs_with_targets_on(draft: Draft, node_id: NodeId) -> list[JobRecord]:
+    reserved = draft.state.reserved
+    if not reserved:
+        return []
     node = draft.state.nodes.get(node_id)
     devices = node.info.devices if node is not None else ()
-    reserved = draft.state.reserved
     found = {reserved[device.device_id] for device in devices if device.device_id in reserved}
     return [draft.state.jobs[job_id] for job_id in sorted(found)]
 

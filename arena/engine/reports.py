@@ -119,12 +119,16 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
     new = [point for point in points if point.step > attempt.last_step]
     if not new:
         return
-    last = new[-1]
-    if attempt.first_step_at_s is None:
-        attempt = _first_step(draft, attempt)
-    attempt = replace(attempt, last_step=last.step)
-    if attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}:
-        attempt = replace(attempt, state=AttemptState.RUNNING)
+    last, is_first = new[-1], attempt.first_step_at_s is None
+    begins = attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}
+    attempt = replace(
+        attempt,
+        last_step=last.step,
+        first_step_at_s=draft.now_s if attempt.first_step_at_s is None else attempt.first_step_at_s,
+        state=AttemptState.RUNNING if begins else attempt.state,
+    )
+    if is_first:
+        _first_step(draft, attempt)
     job = draft.state.jobs[attempt.job_id]
     progress = replace(
         job.progress,
@@ -152,8 +156,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
     )
 
 
-def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
-    attempt = replace(attempt, first_step_at_s=draft.now_s)
+def _first_step(draft: Draft, attempt: AttemptRecord) -> None:
     draft.record(
         EntryKind.ATTEMPT_FIRST_STEP,
         "first step done",
@@ -164,7 +167,7 @@ def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
     draft.update(decision_due=True)  # the job can be moved again
     before = attempt.predecessor
     if before is None or (before.plan, before.group) == (attempt.plan, attempt.group):
-        return attempt  # it begins, or goes on as it was
+        return  # it begins, or goes on as it was
     parts = _change_parts_s(attempt, draft.now_s)
     cost_s = sum(parts.values())
     # What others kept it waiting for is not the cost of a change.
@@ -186,7 +189,6 @@ def _first_step(draft: Draft, attempt: AttemptRecord) -> AttemptRecord:
         cost_s=cost_s,
         **parts,
     )
-    return attempt
 
 
 def _learn_restart_cost(draft: Draft, cost_s: float) -> None:

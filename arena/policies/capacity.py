@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import lt
 from typing import NamedTuple
 
 from immutables import Map
@@ -112,44 +113,38 @@ class Capacity:
 
     def with_rooms(self, changes: Iterable[tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]]) -> Capacity:
         """Return the value with the free devices of several nodes replaced, no node twice."""
-        rooms = self.rooms.mutate()
-        gone: dict[tuple[Pool, int], list[NodeId]] = {}
-        come: dict[tuple[Pool, int], list[NodeId]] = {}
+        rooms, after = self.rooms.mutate(), dict[tuple[Pool, int], tuple[NodeId, ...]]()
         for node_id, pool, free in changes:
-            before = rooms.pop(node_id, None)
+            before = rooms.get(node_id)
             if before is not None:
-                gone.setdefault((before.pool, len(before.free)), []).append(node_id)
+                key = (before.pool, len(before.free))
+                after[key] = _less(after[key] if key in after else self.holes[key], node_id)
             if free:
-                rooms[node_id] = NodeRoom(pool=pool, free=tuple(sorted(free)))
-                come.setdefault((pool, len(free)), []).append(node_id)
-        after = {key: _less(self.holes[key], nodes) for key, nodes in gone.items()}
-        for key, nodes in come.items():
-            after[key] = _more(after[key] if key in after else self.holes.get(key, ()), nodes)
-        holes = self.holes.mutate()
-        for key, found in after.items():
-            if found:
-                holes[key] = found
-            else:
-                del holes[key]
-        known = holes.finish()
-        return replace(self, rooms=rooms.finish(), holes=known, _totals=(known, self._totals_after(after)))
+                rooms[node_id] = NodeRoom(pool=pool, free=free if _is_sorted(free) else tuple(sorted(free)))
+                key = (pool, len(free))
+                after[key] = _more(after[key] if key in after else self.holes.get(key, ()), node_id)
+            elif before is not None:
+                del rooms[node_id]
+        holes = self.holes.update(after)
+        for key, nodes in after.items():
+            if not nodes:
+                holes = holes.delete(key)
+        return replace(self, rooms=rooms.finish(), holes=holes, _totals=(holes, self._totals_after(after)))
 
     def _totals_after(self, changed: Mapping[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
         """Return the totals once these holes are as given."""
-        totals = self.totals().copy()
-        is_new = False
+        totals, is_other = self.totals().copy(), False
         for (pool, size), nodes in changed.items():
             before = len(self.holes.get((pool, size), ()))
             free_count, sizes = totals.get(pool, _NOTHING)
-            is_new = is_new or not sizes
             if nodes and not before:
+                is_other = is_other or not sizes
                 sizes = tuple(sorted((*sizes, size)))
             elif before and not nodes:
                 sizes = tuple([have for have in sizes if have != size])
+                is_other = is_other or not sizes
             totals[pool] = PoolTotal(free_count + size * (len(nodes) - before), sizes)
-        if is_new or any(not total.sizes for total in totals.values()):
-            return dict(sorted([item for item in totals.items() if item[1].sizes]))
-        return totals
+        return dict(sorted([item for item in totals.items() if item[1].sizes])) if is_other else totals
 
     def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
@@ -220,17 +215,17 @@ def _totals_of(holes: Map[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
     return found
 
 
-def _less(nodes: tuple[NodeId, ...], gone: list[NodeId]) -> tuple[NodeId, ...]:
-    """Return sorted nodes without some of them."""
-    for node_id in gone:
-        position = bisect_left(nodes, node_id)
-        nodes = nodes[:position] + nodes[position + 1 :]
-    return nodes
+def _is_sorted(free: tuple[tuple[int, DeviceId], ...]) -> bool:
+    return all(map(lt, free, free[1:]))
 
 
-def _more(nodes: tuple[NodeId, ...], come: list[NodeId]) -> tuple[NodeId, ...]:
-    """Return sorted nodes with some more."""
-    for node_id in come:
-        position = bisect_left(nodes, node_id)
-        nodes = nodes[:position] + (node_id,) + nodes[position:]  # noqa: RUF005 - twice as fast as unpacking
-    return nodes
+def _less(nodes: tuple[NodeId, ...], gone: NodeId) -> tuple[NodeId, ...]:
+    """Return sorted nodes without one of them."""
+    position = bisect_left(nodes, gone)
+    return nodes[:position] + nodes[position + 1 :]
+
+
+def _more(nodes: tuple[NodeId, ...], come: NodeId) -> tuple[NodeId, ...]:
+    """Return sorted nodes with one more."""
+    position = bisect_left(nodes, come)
+    return nodes[:position] + (come,) + nodes[position:]  # noqa: RUF005 - twice as fast as unpacking

@@ -28,6 +28,8 @@ def requested_cells(grid: Grid) -> Sequence[Cell]:
     if not grid.cells:
         return ()
     count = grid.cells[-1].group.gpu_count
+    if len(grid.cells) == 1:
+        return grid.cells
     return grid.cells[bisect_left(grid.cells, count, key=lambda cell: cell.group.gpu_count) :]
 
 

@@ -38,7 +38,8 @@ class FirstComeFirstServed:
                 return Decision(choices=choices, reasons=reasons, rest=rest)
             choices[job_id] = found
             reasons[job_id] = (found.cause,)
-            capacity = capacity.take_all(found.allocation)
+            if position + 1 < len(snapshot.waiting):
+                capacity = capacity.take_all(found.allocation)
         return Decision(choices=choices, reasons=reasons)
 
 

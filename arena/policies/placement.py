@@ -230,11 +230,11 @@ def _allocation(capacity: Capacity, seats: _Seats, counts: Sequence[int], owned:
 
 def refused(capacity: Capacity, group: GpuGroup, wanted: Wanted = ANYWHERE) -> Reason:
     """Say why a group cannot be placed: which part is short, with the numbers of the nodes the job may use."""
-    totals = wanted.shape.gpu_count_by_type if wanted.shape else {}
     needs = _needs(group)
     rooms = {gpu_type: _room(capacity, gpu_type, wanted.allowed_nodes) for gpu_type in sorted(needs)}
     for gpu_type, (free, _) in rooms.items():
         if free < needs[gpu_type]:
+            totals = wanted.shape.gpu_count_by_type if wanted.shape else {}
             total = max(totals.get(gpu_type, free), free)
             return reason(
                 ReasonCode.INSUFFICIENT_GPUS, needed=needs[gpu_type], gpu_type=gpu_type, free=free, total=total

@@ -129,6 +129,9 @@ class Replay:
         """Yield all that comes from outside, in order of time; nodes first."""
         nodes = list(nodes_of(self.shape))
         yield from ((begins_s, NodeRegistered(info=info)) for info in nodes)
+        if not self.disturbances:
+            yield from self._arrivals(jobs)
+            return
         disturbed = merged(self.disturbances, nodes, begins_s)
         yield from heapq.merge(self._arrivals(jobs), disturbed, key=lambda timed: timed[0])
 

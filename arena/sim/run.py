@@ -88,29 +88,29 @@ class Simulation:
 
     def _draw(self) -> None:
         """Keep the next thing from outside scheduled."""
-        if self._drawn is None or self._drawn[3] is None:
-            following = next(self.source, None)
-            self._drawn = None if following is None else self.kernel.push(*following, priority=ARRIVALS_LAST)
+        following = next(self.source, None)
+        self._drawn = None if following is None else self.kernel.push(*following, priority=ARRIVALS_LAST)
 
     def _next(self, until_s: float) -> Event | None:
-        self._draw()
+        if self._drawn is None or self._drawn[3] is None:
+            self._draw()
         event_at_s, wakeup_s = self.kernel.peek_s(), self.engine.next_wakeup_s
-        if not self.engine.state.jobs and event_at_s is None:
-            return None  # only periodic looks at an empty cluster are left
-        at_s = min((instant for instant in (event_at_s, wakeup_s) if instant is not None), default=None)
-        if at_s is None or at_s > until_s:
+        if event_at_s is not None and (wakeup_s is None or wakeup_s >= event_at_s):
+            return self.kernel.pop() if event_at_s <= until_s else None
+        if wakeup_s is None or wakeup_s > until_s:
             return None
-        if event_at_s is None or (wakeup_s is not None and wakeup_s < event_at_s):
-            self.kernel.now_s = max(self.kernel.now_s, at_s)
-            return Tick()
-        return self.kernel.pop()
+        if event_at_s is None and not self.engine.state.jobs:
+            return None  # only periodic looks at an empty cluster are left
+        self.kernel.now_s = max(self.kernel.now_s, wakeup_s)
+        return Tick()
 
     def handle(self, event: Event) -> Step:
         """Handle one event at the present instant and carry out what follows from it."""
         if isinstance(event, NodeDisconnected):
             self.world.lose_node(event.node_id)
         step = self.engine.handle(event, self.kernel.now_s)
-        self._forget_what_ended(step)
+        if step.attempts or step.jobs:
+            self._forget_what_ended(step)
         if self.watch is not None:
             self.watch(step)
         else:
@@ -124,10 +124,10 @@ class Simulation:
 
     def _forget_what_ended(self, step: Step) -> None:
         for attempt in step.attempts:
-            if not attempt.is_live:
+            if attempt.ended_at_s is not None:
                 self.world.forget_attempt(attempt.attempt_id)
         for job in step.jobs:
-            if job.state.is_terminal:
+            if job.ended_at_s is not None:
                 self.world.forget_job(job.job_id)
 
     def inputs(self) -> Iterable[tuple[float, Event]]:
