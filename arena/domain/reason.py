@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     NODE_DRAINING = "node_draining"
     WORKER_FAILED = "worker_failed"
     LAUNCH_FAILED = "launch_failed"
+    OUTBID = "outbid"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
@@ -70,6 +71,9 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NODE_DRAINING: "node {node} is draining: {why}",
     ReasonCode.WORKER_FAILED: "{error}",
     ReasonCode.LAUNCH_FAILED: "launch failed on node {node}: {error} (tried {tries:.0f} of {tries_max:.0f})",
+    ReasonCode.OUTBID: (
+        "{group} would take {value:.3g} s off the time of all jobs each second; others do more with it ({price:.3g} s)"
+    ),
     ReasonCode.CHANGE_NOT_WORTH_IT: "a change would gain {gain_s:.0f} s and cost {cost_s:.0f} s",
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",

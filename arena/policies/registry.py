@@ -13,12 +13,18 @@ from arena.policies.easy import EasyBackfill
 from arena.policies.elastic import Elastic
 from arena.policies.elastic_rules import ElasticRules
 from arena.policies.fcfs import FirstComeFirstServed
+from arena.policies.priced.changes import ChangeRules
+from arena.policies.priced.policy import PricedPolicy
 from arena.policies.srtf import ShortestRemainingTimeFirst
 from arena.policies.tiresias import Tiresias
 
 
 def _elastic(**options: float | None) -> Policy:
     return Elastic(rules=ElasticRules(**options))  # type: ignore[arg-type]  # names are checked by make_policy
+
+
+def _priced(**options: float | None) -> Policy:
+    return PricedPolicy(changes=ChangeRules(**options))  # type: ignore[arg-type]  # names are checked by make_policy
 
 
 def _greedy(**options: float | None) -> Policy:
@@ -50,6 +56,7 @@ class _Entry:
 
 
 _ENTRIES: Mapping[str, _Entry] = {
+    "arena": _Entry(make=_priced, options=tuple(inspect.signature(ChangeRules).parameters)),
     "arena-greedy": _Entry(make=_greedy, options=tuple(inspect.signature(GreedyRules).parameters)),
     "elastic": _Entry(make=_elastic, options=tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": _Entry(make=FirstComeFirstServed, gives_what_is_asked=True),

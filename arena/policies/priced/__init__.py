@@ -1,0 +1,1 @@
+"""The default policy: one allocation problem, solved by prices."""

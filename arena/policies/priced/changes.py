@@ -1,0 +1,70 @@
+"""What it costs to change what a job has, as a share of what the change could bring. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arena.errors import SpecError
+from arena.policies.priced.allocation import Floats
+from arena.policies.priced.market import Market
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRules:
+    """How changes are weighed.
+
+    A restart is a loss of a known length. It is set against a gain that lasts until the job ends or is changed again:
+    ``horizon_s`` is how long that usually is. Room that one job gives up for another often comes free by itself before
+    that, so shrinking and suspending are weighed heavier than growing.
+
+    Args:
+        horizon_s: Time that a change is expected to last; None means ten restarts.
+        shrink: Weight of a restart of a job that gets fewer GPUs.
+        swap: Weight of a restart of a job that gets as many of another kind.
+        suspend: Weight of the restart that a suspended job will need.
+    """
+
+    horizon_s: float | None = None
+    shrink: float = 4.0
+    swap: float = 2.0
+    suspend: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("shrink", "swap", "suspend"):
+            if not getattr(self, name) >= 0:
+                raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
+        if self.horizon_s is not None and not self.horizon_s > 0:
+            raise SpecError("policy option horizon_s must be greater than 0", why=f"got {self.horizon_s}")
+
+
+def column_values(
+    market: Market, step_value: Floats, remaining_steps: Floats, restart_s: float, rules: ChangeRules
+) -> Floats:
+    """Return the value of each column over having nothing, in seconds of flow time saved a second.
+
+    Args:
+        step_value: Value of a step by contender.
+        remaining_steps: Steps left by contender.
+        restart_s: What a start or restart takes.
+    """
+    job, speed = market.job, market.speed
+    horizon_s = 10.0 * restart_s if rules.horizon_s is None else rules.horizon_s
+    lasts_s = np.minimum(remaining_steps[job] / speed, max(horizon_s, 1e-9))
+    useful = lasts_s / (lasts_s + restart_s * _weights(market, rules))
+    has = market.keeping >= 0
+    kept = np.where(has, speed[market.keeping], 0.0)
+    resumption = rules.suspend * step_value * kept * min(restart_s / max(horizon_s, 1e-9), 1.0)
+    values: Floats = step_value[job] * speed * useful + resumption[job]
+    return values
+
+
+def _weights(market: Market, rules: ChangeRules) -> Floats:
+    """Return the weight of the restart that each column needs, 0 for those that keep what is there."""
+    keeping = market.keeping[market.job]
+    before = np.where(keeping >= 0, market.gpu_count[keeping], 0.0)
+    weights = np.where(market.gpu_count > before, 1.0, np.where(market.gpu_count < before, rules.shrink, rules.swap))
+    weights = np.where(keeping >= 0, weights, 1.0)
+    weights[market.entry < 0] = 0.0
+    return weights

@@ -1,0 +1,231 @@
+"""The ``arena`` policy: what each job has is decided together, by prices. Pure: no I/O, no clock.
+
+A decision is one allocation problem. Every job that may be touched answers to prices of the GPU pools with its best
+column, a cell of its grid; the value of a column is how fast it lowers the estimated total flow time
+(``marginal_values``), less what the change to it costs (``changes``); ``allocation`` finds the prices and the choice,
+``seating`` the devices. What cannot be seated is cut off, and the problem solved again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from arena.domain.job import JobId
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.choose import PLANNING, choice_of
+from arena.policies.length_beliefs import effective_remaining
+from arena.policies.lengths import steps_done
+from arena.policies.priced.allocation import Answer, Columns, Effort, Floats, Ints, solve
+from arena.policies.priced.changes import ChangeRules, column_values
+from arena.policies.priced.marginal_values import Worker, concave, marginal_values
+from arena.policies.priced.market import Contender, Market, Tables, market_of
+from arena.policies.priced.seating import Seats, seated
+
+CUT_ROUNDS = 4
+"""Times that a choice is made again without what found no devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPolicy:
+    """The ``arena`` policy.
+
+    Args:
+        changes: What changes cost.
+        effort: How hard to look for a better choice.
+    """
+
+    changes: ChangeRules = field(default_factory=ChangeRules)
+    effort: Effort = field(default_factory=Effort)
+    _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
+    name: str = "arena"
+    version: str = "1"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Price, choose, seat; see the module for the rules."""
+        market = market_of(snapshot, self._tables)
+        planning = {job_id: PLANNING for job_id in snapshot.waiting if job_id not in snapshot.grids}
+        hopeless = {job_id: _no_cell(snapshot, job_id) for job_id in snapshot.waiting if _is_hopeless(snapshot, job_id)}
+        if not len(market.job):
+            return Decision(reasons={**planning, **hopeless})
+        problem = _problem(snapshot, market, self.changes)
+        answer, seats = self._settled(snapshot, market, problem)
+        choices = _choices(market, answer.chosen, seats)
+        reasons = _reasons(market, problem, answer, choices)
+        return Decision(
+            choices=choices,
+            reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
+            numbers=_numbers(market, answer),
+        )
+
+    def _settled(self, snapshot: Snapshot, market: Market, problem: Problem) -> tuple[Answer, Seats]:
+        """Choose and seat; without what could not be seated, until all of it can."""
+        columns, cuts = problem.columns, np.zeros(len(market.job), dtype=bool)
+        for _ in range(CUT_ROUNDS):
+            answer = solve(
+                columns, market.supply, guess=problem.guess, incumbents=(market.keeping,), effort=self.effort
+            )
+            seats = seated(snapshot, market, answer.chosen)
+            if not seats.cuts:
+                return answer, seats
+            cuts[list(seats.cuts)] = True
+            columns = replace(columns, value=np.where(cuts, -1.0, columns.value))
+        answer = replace(answer, chosen=_modest(market, answer.chosen))
+        seats = seated(snapshot, market, answer.chosen)
+        failed = [int(market.job[column]) for column in seats.cuts]
+        chosen = answer.chosen.copy()
+        chosen[failed] = -1
+        return replace(answer, chosen=chosen), seats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The allocation problem of a decision.
+
+    Args:
+        guess: Prices to begin with.
+        remaining_steps: By contender.
+    """
+
+    columns: Columns
+    guess: Floats
+    remaining_steps: Floats
+
+
+def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Problem:
+    power = _power(market)
+    shares = market.usage @ power / float(power @ market.supply)
+    workers, remaining = _workers(snapshot, market, shares)
+    values, price = marginal_values(workers)
+    value = column_values(market, np.array(values), remaining, snapshot.restart_s, changes)
+    return Problem(
+        columns=Columns(job=market.job, value=value, usage=market.usage),
+        guess=price * power / float(power @ market.supply),
+        remaining_steps=remaining,
+    )
+
+
+def _power(market: Market) -> Floats:
+    """Return what a GPU of each pool does for the jobs, the mean over them of its best speed against the best pool."""
+    total = np.zeros(len(market.pools))
+    known: dict[int, Floats] = {}
+    for contender in market.contenders:
+        table = contender.table
+        if id(table) not in known:
+            known[id(table)] = _best_by_pool(table.usage, table.speed, table.gpu_count)
+        total += known[id(table)]
+    return np.maximum(total / len(market.contenders), 0.05)
+
+
+def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
+    """Return the speed of a GPU of each pool in groups of that pool alone, against the largest of them."""
+    if not len(speed):
+        return np.ones(usage.shape[1])
+    per_gpu = np.where(usage > 0, (speed / gpu_count)[:, None], 0.0).max(axis=0)
+    return np.asarray(per_gpu / per_gpu.max())
+
+
+def _workers(snapshot: Snapshot, market: Market, shares: Floats) -> tuple[list[Worker], Floats]:
+    contenders = market.contenders
+    job_ids = [contender.job_id for contender in contenders]
+    least = np.minimum.reduceat(market.gpu_count / market.speed, _starts(market.job))
+    done = np.array([steps_done(snapshot, job_id) for job_id in job_ids])
+    remaining = effective_remaining(snapshot, job_ids, least, done)
+    bounds = [*_starts(market.job).tolist(), len(market.job)]
+    curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
+    workers = []
+    for at, contender in enumerate(contenders):
+        part = slice(bounds[at], bounds[at + 1])
+        curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
+        workers.append(Worker(weight=1.0, remaining_steps=float(remaining[at]), curve=curve))
+    return workers, remaining
+
+
+def _curve(
+    contender: Contender,
+    known: dict[tuple[int, bool], tuple[tuple[float, float], ...]],
+    shares: list[float],
+    speeds: list[float],
+) -> tuple[tuple[float, float], ...]:
+    """Return a job's speed-up; that of its grid, unless all it can do is to keep what it has."""
+    if not contender.is_shapeable:
+        return concave(zip(shares, speeds, strict=True))
+    key = (id(contender.table), contender.is_shapeable)
+    if key not in known:
+        size = len(contender.table.speed)
+        known[key] = concave(zip(shares[:size], speeds[:size], strict=True))
+    return known[key] or concave(zip(shares, speeds, strict=True))
+
+
+def _starts(job: Ints) -> Ints:
+    return np.flatnonzero(np.r_[True, job[1:] != job[:-1]])
+
+
+def _modest(market: Market, chosen: Ints) -> Ints:
+    """Return a choice in which all that runs keeps what it has."""
+    return np.where(market.keeping >= 0, market.keeping, chosen)
+
+
+def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice | None]:
+    choices: dict[JobId, Choice | None] = {}
+    for at, contender in enumerate(market.contenders):
+        column = int(chosen[at])
+        if column == market.keeping[at]:
+            continue
+        if column < 0:
+            choices[contender.job_id] = None
+            continue
+        code = ReasonCode.STARTED if contender.holding is None else ReasonCode.MOVED
+        choices[contender.job_id] = choice_of(market.cell(column), seats.allocations[at], code)
+    return dict(sorted(choices.items()))
+
+
+def _reasons(
+    market: Market, problem: Problem, answer: Answer, choices: Mapping[JobId, Choice | None]
+) -> dict[JobId, tuple[Reason, ...]]:
+    """Return why each job that changes does, and why each that waits is not served at these prices."""
+    reasons: dict[JobId, tuple[Reason, ...]] = {}
+    top = _best_columns(market, answer)
+    for at, contender in enumerate(market.contenders):
+        choice = choices.get(contender.job_id)
+        if choice is not None:
+            reasons[contender.job_id] = (choice.cause,)
+        elif answer.chosen[at] < 0:
+            reasons[contender.job_id] = (_outbid(market, problem, answer, int(top[at])),)
+    return reasons
+
+
+def _best_columns(market: Market, answer: Answer) -> Ints:
+    """Return each contender's best column at the prices, whether it pays or not."""
+    reduced = answer.priced.reduced
+    top = np.maximum.reduceat(reduced, _starts(market.job))
+    hits = np.flatnonzero(reduced == top[market.job])
+    jobs = market.job[hits]
+    return hits[np.r_[True, jobs[1:] != jobs[:-1]]]
+
+
+def _outbid(market: Market, problem: Problem, answer: Answer, column: int) -> Reason:
+    value = float(problem.columns.value[column])
+    price = value - float(answer.priced.reduced[column])
+    return reason(ReasonCode.OUTBID, group=str(market.group(column)), value=value, price=price)
+
+
+def _numbers(market: Market, answer: Answer) -> dict[str, float]:
+    prices = {
+        f"price {gpu_type}/{zone}": float(price)
+        for (gpu_type, zone), price in zip(market.pools, answer.priced.prices, strict=True)
+    }
+    return {"value": answer.value, "bound": answer.priced.bound, "gap": answer.gap, **prices}
+
+
+def _is_hopeless(snapshot: Snapshot, job_id: JobId) -> bool:
+    grid = snapshot.grids.get(job_id)
+    return grid is not None and not grid.cells
+
+
+def _no_cell(snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
+    grid = snapshot.grids[job_id]
+    return tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
