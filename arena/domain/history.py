@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from immutables import Map
+from immutables import Map, MapMutation
 
 from arena.domain.job import JobSpec
 from arena.domain.records import JobRecord, JobState
@@ -117,8 +117,11 @@ class LengthHistory:
         new = _ended_job(job)
         if new is None:
             return self
-        history = replace(_counted(self, new), window=_inserted(self.window, self.oldest_index, new))
-        return history if len(history.window) <= ENDED_JOBS_MAX else _without_oldest(history)
+        window, index = _inserted(self.window, self.oldest_index, new), self.oldest_index
+        if len(window) <= ENDED_JOBS_MAX:
+            return replace(_counted(self, ((new, 1),)), window=window)
+        counted = _counted(self, ((new, 1), (window[index], -1)))
+        return replace(counted, window=window.delete(index), oldest_index=index + 1)
 
     @property
     def ended(self) -> tuple[EndedJob, ...]:
@@ -129,11 +132,8 @@ class LengthHistory:
     def of(cls, jobs: Iterable[JobRecord]) -> LengthHistory:
         """Return the history after these jobs have ended, in whatever order they come."""
         found = (ended for ended in map(_ended_job, jobs) if ended is not None)
-        history = cls()
         latest = heapq.nlargest(ENDED_JOBS_MAX, found, key=lambda ended: ended.name)
-        for ended in latest:
-            history = _counted(history, ended)
-        return replace(history, window=Map(enumerate(reversed(latest))))
+        return replace(_counted(cls(), [(ended, 1) for ended in latest]), window=Map(enumerate(reversed(latest))))
 
 
 def workload_name(spec: JobSpec) -> str:
@@ -194,27 +194,29 @@ def _inserted(window: Map[int, EndedJob], oldest_index: int, new: EndedJob) -> M
     return window.set(index, new)
 
 
-def _without_oldest(history: LengthHistory) -> LengthHistory:
-    index = history.oldest_index
-    return replace(
-        _counted(history, history.window[index], -1), window=history.window.delete(index), oldest_index=index + 1
-    )
+def _counted(history: LengthHistory, changes: Iterable[tuple[EndedJob, int]]) -> LengthHistory:
+    """Return the history with jobs counted so many times more."""
+    ratios, steps, gpu_s = history.ratios.mutate(), history.steps.mutate(), history.gpu_s.mutate()
+    for job, times in changes:
+        levels: tuple[LengthKey, ...] = ((), job.key[:1], job.key)
+        _count(ratios, levels, job.log_ratio, times, job.log_declared or 0)
+        _count(steps, levels[-1:], job.log_steps, times)
+        _count(gpu_s, levels, job.log_gpu_s, times)
+    return replace(history, ratios=ratios.finish(), steps=steps.finish(), gpu_s=gpu_s.finish())
 
 
-def _counted(history: LengthHistory, job: EndedJob, times: int = 1) -> LengthHistory:
-    levels: tuple[LengthKey, ...] = ((), job.key[:1], job.key)
-    return replace(
-        history,
-        ratios=_with(history.ratios, levels, job.log_ratio, times, job.log_declared or 0),
-        steps=_with(history.steps, levels[-1:], job.log_steps, times),
-        gpu_s=_with(history.gpu_s, levels, job.log_gpu_s, times),
-    )
-
-
-def _with(moments: Moments, keys: tuple[LengthKey, ...], value: int | None, times: int, declared: int = 0) -> Moments:
+def _count(
+    moments: MapMutation[LengthKey, LogMoments],
+    keys: tuple[LengthKey, ...],
+    value: int | None,
+    times: int,
+    declared: int = 0,
+) -> None:
     if value is None:
-        return moments
+        return
     for key in keys:
         new = moments.get(key, NO_MOMENTS).plus(value, declared, times)
-        moments = moments.set(key, new) if new.job_count else moments.delete(key)
-    return moments
+        if new.job_count:
+            moments[key] = new
+        else:
+            del moments[key]
