@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.errors import SpecError
-from arena.policies.priced.allocation import Floats
+from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market
 
 

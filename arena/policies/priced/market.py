@@ -13,7 +13,7 @@ from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
 from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import Pool
-from arena.policies.priced.allocation import Floats, Ints
+from arena.policies.priced.columns import Floats, Ints
 
 TABLES_REMEMBERED = 10_000
 

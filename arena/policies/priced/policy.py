@@ -19,8 +19,9 @@ from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
 from arena.policies.lengths import steps_done
-from arena.policies.priced.allocation import Answer, Columns, Effort, Floats, Ints, solve
+from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values
+from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.marginal_values import Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
@@ -131,10 +132,10 @@ def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
 def _workers(snapshot: Snapshot, market: Market, shares: Floats) -> tuple[list[Worker], Floats]:
     contenders = market.contenders
     job_ids = [contender.job_id for contender in contenders]
-    least = np.minimum.reduceat(market.gpu_count / market.speed, _starts(market.job))
+    least = np.minimum.reduceat(market.gpu_count / market.speed, firsts(market.job))
     done = np.array([steps_done(snapshot, job_id) for job_id in job_ids])
     remaining = effective_remaining(snapshot, job_ids, least, done)
-    bounds = [*_starts(market.job).tolist(), len(market.job)]
+    bounds = [*firsts(market.job).tolist(), len(market.job)]
     curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
     workers = []
     for at, contender in enumerate(contenders):
@@ -158,10 +159,6 @@ def _curve(
         size = len(contender.table.speed)
         known[key] = concave(zip(shares[:size], speeds[:size], strict=True))
     return known[key] or concave(zip(shares, speeds, strict=True))
-
-
-def _starts(job: Ints) -> Ints:
-    return np.flatnonzero(np.r_[True, job[1:] != job[:-1]])
 
 
 def _modest(market: Market, chosen: Ints) -> Ints:
@@ -188,7 +185,7 @@ def _reasons(
 ) -> dict[JobId, tuple[Reason, ...]]:
     """Return why each job that changes does, and why each that waits is not served at these prices."""
     reasons: dict[JobId, tuple[Reason, ...]] = {}
-    top = _best_columns(market, answer)
+    top = answer.priced.top
     for at, contender in enumerate(market.contenders):
         choice = choices.get(contender.job_id)
         if choice is not None:
@@ -196,15 +193,6 @@ def _reasons(
         elif answer.chosen[at] < 0:
             reasons[contender.job_id] = (_outbid(market, problem, answer, int(top[at])),)
     return reasons
-
-
-def _best_columns(market: Market, answer: Answer) -> Ints:
-    """Return each contender's best column at the prices, whether it pays or not."""
-    reduced = answer.priced.reduced
-    top = np.maximum.reduceat(reduced, _starts(market.job))
-    hits = np.flatnonzero(reduced == top[market.job])
-    jobs = market.job[hits]
-    return hits[np.r_[True, jobs[1:] != jobs[:-1]]]
 
 
 def _outbid(market: Market, problem: Problem, answer: Answer, column: int) -> Reason:

@@ -10,7 +10,7 @@ from arena.domain.job import JobId
 from arena.domain.reason import Reason
 from arena.policies.base import Snapshot
 from arena.policies.choose import choose_cell
-from arena.policies.priced.allocation import Ints
+from arena.policies.priced.columns import Ints
 from arena.policies.priced.market import Market
 
 
