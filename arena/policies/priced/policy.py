@@ -18,7 +18,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
-from arena.policies.lengths import steps_done
+from arena.policies.lengths import attained_gpu_s, steps_done
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values
 from arena.policies.priced.columns import Columns, Floats, Ints, firsts
@@ -133,7 +133,7 @@ def _workers(snapshot: Snapshot, market: Market, shares: Floats) -> tuple[list[W
     contenders = market.contenders
     job_ids = [contender.job_id for contender in contenders]
     least = np.minimum.reduceat(market.gpu_count / market.speed, firsts(market.job))
-    done = np.array([steps_done(snapshot, job_id) for job_id in job_ids])
+    done = np.array([_done(snapshot, job_id) for job_id in job_ids])
     remaining = effective_remaining(snapshot, job_ids, least, done)
     bounds = [*firsts(market.job).tolist(), len(market.job)]
     curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
@@ -143,6 +143,14 @@ def _workers(snapshot: Snapshot, market: Market, shares: Floats) -> tuple[list[W
         curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
         workers.append(Worker(weight=1.0, remaining_steps=float(remaining[at]), curve=curve))
     return workers, remaining
+
+
+def _done(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return the steps a job has done; a program that tells of none makes one a second, as its grid says."""
+    job = snapshot.jobs[job_id]
+    if job.spec.command is None or job.progress.step:
+        return steps_done(snapshot, job_id)
+    return attained_gpu_s(snapshot, job_id) / job.spec.gpus.count_min
 
 
 def _curve(
