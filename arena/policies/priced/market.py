@@ -9,13 +9,42 @@ from itertools import product
 import numpy as np
 
 from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
+from arena.domain.launch import NodeId
 from arena.policies.base import Holding, Snapshot
-from arena.policies.capacity import Pool
+from arena.policies.capacity import Capacity, Pool
 from arena.policies.priced.columns import Floats, Ints
 
 TABLES_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Row:
+    """What is scarce: the GPUs of a pool, or its whole nodes.
+
+    Args:
+        chunk: 1 for single GPUs; else the size of a node, of which only what is free together counts.
+    """
+
+    pool: Pool
+    chunk: int
+
+    def __str__(self) -> str:
+        gpu_type, zone = self.pool
+        return f"{gpu_type}/{zone}" if self.chunk == 1 else f"{gpu_type}/{zone} nodes of {self.chunk}"
+
+    def taken(self, count: int) -> int:
+        """Return what so many GPUs on one node take of this row at least."""
+        return count if count < self.chunk else -(-count // self.chunk) * self.chunk
+
+
+def rows_of(shape: ClusterShape) -> tuple[Row, ...]:
+    """Return the rows of a cluster: for each pool its GPUs, and its nodes by their sizes."""
+    found = {Row((pool.gpu_type, pool.zone), 1) for pool in shape.pools}
+    found |= {Row((pool.gpu_type, pool.zone), pool.gpus_per_node) for pool in shape.pools}
+    return tuple(sorted(found))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +55,7 @@ class Table:
         cells: Cell of each column.
         zones: Zone of each part of the cell, by column.
         speed: Steps per second; shape (columns,).
-        usage: GPUs of each pool; shape (columns, pools).
+        usage: What it takes of each row; shape (columns, rows).
     """
 
     grid: Grid
@@ -44,7 +73,7 @@ class Contender:
     Args:
         table: What it could be given.
         holding: What it has, None while it waits.
-        kept: GPUs of each pool that it has and that would be free without it; shape (pools,).
+        kept: What would be free of each row without it; shape (rows,).
         kept_speed: Steps per second on what it has.
         is_shapeable: Whether it may be given something else than it has.
     """
@@ -62,17 +91,17 @@ class Market:
     """All contenders with their columns as arrays; the last column of a job that has something is to keep it.
 
     Args:
-        pools: What there is, in order of rows.
-        supply: GPUs of each pool that are free or held by contenders; shape (pools,).
+        rows: What is scarce.
+        supply: What of each row is free or held by contenders; shape (rows,).
         job: Contender of each column; shape (columns,).
         entry: Position in the contender's table, -1 for what it has; shape (columns,).
         speed: Steps per second; shape (columns,).
         gpu_count: GPUs; shape (columns,).
-        usage: GPUs of each pool; shape (columns, pools).
+        usage: What each takes of each row; shape (columns, rows).
         keeping: By contender: the column of what it has, -1 where it has nothing.
     """
 
-    pools: tuple[Pool, ...]
+    rows: tuple[Row, ...]
     supply: Floats
     contenders: tuple[Contender, ...]
     job: Ints
@@ -103,24 +132,24 @@ class Tables:
     A grid is kept beside its table, so that its identity stays its own.
     """
 
-    _made: dict[tuple[int, bool, tuple[Pool, ...]], Table] = field(default_factory=dict, repr=False, compare=False)
+    _made: dict[tuple[int, bool, tuple[Row, ...]], Table] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, grid: Grid, pools: tuple[Pool, ...], *, same_zone: bool) -> Table:
+    def of(self, grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
         """Return the table of a grid."""
-        key = (id(grid), same_zone, pools)
+        key = (id(grid), same_zone, rows)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= TABLES_REMEMBERED:
                 self._made.clear()
-            found = self._made[key] = _table(grid, pools, same_zone=same_zone)
+            found = self._made[key] = _table(grid, rows, same_zone=same_zone)
         return found
 
 
-def _table(grid: Grid, pools: tuple[Pool, ...], *, same_zone: bool) -> Table:
+def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
     """Return a grid's columns; of those with equal usage the fastest."""
     best: dict[tuple[float, ...], tuple[Cell, tuple[str, ...]]] = {}
     for cell in grid.cells:
-        for zones, usage in _usages(cell.group, pools, same_zone=same_zone):
+        for zones, usage in _usages(cell.group, rows, same_zone=same_zone):
             known = best.get(usage)
             if known is None or cell.steps_per_s > known[0].steps_per_s:
                 best[usage] = (cell, zones)
@@ -130,15 +159,16 @@ def _table(grid: Grid, pools: tuple[Pool, ...], *, same_zone: bool) -> Table:
         cells=tuple(best[usage][0] for usage in usages),
         zones=tuple(best[usage][1] for usage in usages),
         speed=np.array([best[usage][0].steps_per_s for usage in usages]),
-        usage=np.array(usages, dtype=np.float64).reshape(len(usages), len(pools)),
+        usage=np.array(usages, dtype=np.float64).reshape(len(usages), len(rows)),
         gpu_count=np.array([best[usage][0].group.gpu_count for usage in usages], dtype=np.float64),
     )
 
 
 def _usages(
-    group: GpuGroup, pools: Sequence[Pool], *, same_zone: bool
+    group: GpuGroup, rows: Sequence[Row], *, same_zone: bool
 ) -> Iterator[tuple[tuple[str, ...], tuple[float, ...]]]:
-    """Yield each choice of zones with what it takes of each pool."""
+    """Yield each choice of zones with what it takes of each row."""
+    pools = sorted({row.pool for row in rows})
     zones = [
         [zone for gpu_type, zone in pools if gpu_type == part.gpu_type and part.zone in {None, zone}]
         for part in group.parts
@@ -146,52 +176,100 @@ def _usages(
     for choice in product(*zones):
         if same_zone and len(set(choice)) > 1:
             continue
-        usage = dict.fromkeys(pools, 0.0)
+        usage = dict.fromkeys(rows, 0.0)
         for part, zone in zip(group.parts, choice, strict=True):
-            usage[part.gpu_type, zone] += part.gpu_count
+            for row in rows:
+                if row.pool == (part.gpu_type, zone):
+                    usage[row] += sum(row.taken(count) for count in part.node_counts)
         yield choice, tuple(usage.values())
 
 
 def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     """Return what a snapshot's decision is about; jobs that may not be touched are left out with what they have."""
-    pools = tuple(sorted({(pool.gpu_type, pool.zone) for pool in snapshot.shape.pools}))
-    index = {pool: at for at, pool in enumerate(pools)}
-    contenders = [*_running(snapshot, tables, pools, index), *_waiting(snapshot, tables, pools)]
-    supply = np.array([float(snapshot.capacity.free_count(*pool)) for pool in pools])
-    for contender in contenders:
-        if contender.kept is not None:
-            supply = supply + contender.kept
-    return _columns(pools, supply, contenders)
+    rows = rows_of(snapshot.shape)
+    movable = dict(_movable(snapshot))
+    supply, kept = _supply(snapshot.capacity, rows, {job_id: one.allocation for job_id, one in movable.items()})
+    contenders = [*_running(snapshot, tables, rows, movable, kept), *_waiting(snapshot, tables, rows)]
+    return _columns(rows, supply, contenders)
 
 
-def _waiting(snapshot: Snapshot, tables: Tables, pools: tuple[Pool, ...]) -> Iterator[Contender]:
+def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
+    """Yield what may be taken from running jobs."""
+    for job_id, holding in sorted(snapshot.holding.items()):
+        grid = snapshot.grids.get(job_id)
+        if not holding.movable or not snapshot.jobs[job_id].spec.preemptible or grid is None:
+            continue
+        if _speed_of(grid, holding) is not None:
+            yield job_id, holding
+
+
+def _supply(
+    capacity: Capacity, rows: Sequence[Row], allocations: Mapping[JobId, Allocation]
+) -> tuple[Floats, dict[JobId, Floats]]:
+    """Return what there is of each row if all of these were given up, and the part of it that each of them holds.
+
+    Of a whole node, those that share it hold parts in proportion to their GPUs: one that is alone on it holds all.
+    """
+    held: dict[NodeId, int] = {}
+    for allocation in allocations.values():
+        for share in allocation.shares:
+            if share.node_id in capacity.devices:
+                held[share.node_id] = held.get(share.node_id, 0) + len(share.device_ids)
+    supply = np.array([_free_chunks(capacity, row) for row in rows])
+    by_pool = {row.pool: [at for at, one in enumerate(rows) if one.pool == row.pool] for row in rows}
+    by_gpu: dict[NodeId, list[tuple[int, float]]] = {}
+    for node_id, count in held.items():
+        free = len(capacity.free_items(node_id))
+        for at in by_pool.get(capacity.devices[node_id].pool, ()):
+            chunk = rows[at].chunk
+            gained = ((free + count) // chunk - free // chunk) * chunk
+            supply[at] += gained
+            by_gpu.setdefault(node_id, []).append((at, gained / count))
+    kept = {}
+    for job_id, allocation in allocations.items():
+        own = kept[job_id] = np.zeros(len(rows))
+        for share in allocation.shares:
+            for at, each in by_gpu.get(share.node_id, ()):
+                own[at] += each * len(share.device_ids)
+    return supply, kept
+
+
+def _free_chunks(capacity: Capacity, row: Row) -> float:
+    return float(
+        sum(
+            size // row.chunk * row.chunk * len(nodes)
+            for (pool, size), nodes in capacity.holes.items()
+            if pool == row.pool
+        )
+    )
+
+
+def _waiting(snapshot: Snapshot, tables: Tables, rows: tuple[Row, ...]) -> Iterator[Contender]:
     for job_id in snapshot.waiting:
         grid = snapshot.grids.get(job_id)
         if grid is None:
             continue
-        table = tables.of(grid, pools, same_zone=snapshot.jobs[job_id].spec.gpus.same_zone)
+        table = tables.of(grid, rows, same_zone=snapshot.jobs[job_id].spec.gpus.same_zone)
         if table.cells:
             yield Contender(job_id=job_id, table=table)
 
 
 def _running(
-    snapshot: Snapshot, tables: Tables, pools: tuple[Pool, ...], index: Mapping[Pool, int]
+    snapshot: Snapshot,
+    tables: Tables,
+    rows: tuple[Row, ...],
+    movable: Mapping[JobId, Holding],
+    kept: Mapping[JobId, Floats],
 ) -> Iterator[Contender]:
     """Yield the jobs that run and may be stopped."""
-    for job_id, holding in sorted(snapshot.holding.items()):
-        spec = snapshot.jobs[job_id].spec
-        grid = snapshot.grids.get(job_id)
-        if not holding.movable or not spec.preemptible or grid is None:
-            continue
-        speed = _speed_of(grid, holding)
-        if speed is None:
-            continue
+    for job_id, holding in movable.items():
+        spec, grid = snapshot.jobs[job_id].spec, snapshot.grids[job_id]
         yield Contender(
             job_id=job_id,
-            table=tables.of(grid, pools, same_zone=spec.gpus.same_zone),
+            table=tables.of(grid, rows, same_zone=spec.gpus.same_zone),
             holding=holding,
-            kept=_restorable(snapshot, holding.allocation, index),
-            kept_speed=speed,
+            kept=kept[job_id],
+            kept_speed=_speed_of(grid, holding) or 0.0,
             is_shapeable=spec.kind is JobKind.MALLEABLE,
         )
 
@@ -203,18 +281,7 @@ def _speed_of(grid: Grid, holding: Holding) -> float | None:
     return None if cell is None else cell.steps_per_s
 
 
-def _restorable(snapshot: Snapshot, allocation: Allocation, index: Mapping[Pool, int]) -> Floats:
-    """Return how many devices of each pool others could have if an allocation were given up."""
-    kept = np.zeros(len(index))
-    known = snapshot.capacity.devices
-    for share in allocation.shares:
-        room = known.get(share.node_id)
-        if room is not None and room.pool in index:
-            kept[index[room.pool]] += len(share.device_ids)
-    return kept
-
-
-def _columns(pools: tuple[Pool, ...], supply: Floats, contenders: Sequence[Contender]) -> Market:
+def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contender]) -> Market:
     job, entry, speed, count, usage, keeping, at = [], [], [], [], [], [], 0
     for number, contender in enumerate(contenders):
         table, holding = contender.table, contender.holding
@@ -233,9 +300,9 @@ def _columns(pools: tuple[Pool, ...], supply: Floats, contenders: Sequence[Conte
         job.append(np.full(size, number))
         at += size
         keeping.append(at - 1 if holding is not None else -1)
-    width = len(pools)
+    width = len(rows)
     return Market(
-        pools=pools,
+        rows=rows,
         supply=supply,
         contenders=tuple(contenders),
         job=np.concatenate([np.arange(0), *job]),

@@ -110,15 +110,19 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
 
 
 def _power(market: Market) -> Floats:
-    """Return what a GPU of each pool does for the jobs, the mean over them of its best speed against the best pool."""
-    total = np.zeros(len(market.pools))
+    """Return what a GPU of each row does for the jobs, the mean over them of its best speed against the best pool.
+
+    Rows of whole nodes have none: they are the same GPUs again.
+    """
+    total = np.zeros(len(market.rows))
     known: dict[int, Floats] = {}
     for contender in market.contenders:
         table = contender.table
         if id(table) not in known:
             known[id(table)] = _best_by_pool(table.usage, table.speed, table.gpu_count)
         total += known[id(table)]
-    return np.maximum(total / len(market.contenders), 0.05)
+    is_gpus = np.array([row.chunk == 1 for row in market.rows])
+    return np.where(is_gpus, np.maximum(total / len(market.contenders), 0.05), 0.0)
 
 
 def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
@@ -210,10 +214,7 @@ def _outbid(market: Market, problem: Problem, answer: Answer, column: int) -> Re
 
 
 def _numbers(market: Market, answer: Answer) -> dict[str, float]:
-    prices = {
-        f"price {gpu_type}/{zone}": float(price)
-        for (gpu_type, zone), price in zip(market.pools, answer.priced.prices, strict=True)
-    }
+    prices = {f"price {row}": float(price) for row, price in zip(market.rows, answer.priced.prices, strict=True)}
     return {"value": answer.value, "bound": answer.priced.bound, "gap": answer.gap, **prices}
 
 
