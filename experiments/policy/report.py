@@ -32,7 +32,7 @@ def table_of(title: str, rows: Sequence[dict[str, Any]]) -> Table:
         f"p99 / {rows[0]['policy']}",
         "avg of a draw",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap="/" in name)
     for row in rows:
         cells = [format(row["means"][key] * factor, form) for _, key, factor, form in _COLUMNS]
         typical = f"{row['avg_ratio_of_a_draw']:.3f}"

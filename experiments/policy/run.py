@@ -17,6 +17,9 @@ from rich.console import Console
 from arena.errors import ArenaError
 from experiments.policy import hesrpt, loads, rubick, variations, venus
 
+WIDTH = 215
+"""Columns that the tables need, where the terminal is not wider."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a study, print its tables, write its JSON."""
@@ -32,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"no data in {folder}; set ARENA_DATA_DIR", file=sys.stderr)
         return 4
     try:
-        document: dict[str, Any] = args.study(args, folder, Console(width=max(Console().width, 190)))
+        document: dict[str, Any] = args.study(args, folder, Console(width=max(Console().width, WIDTH)))
     except ArenaError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -165,7 +165,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     compared += [("to_base", BASE)] if len({row["label"] for row in rows}) > 1 else []
     ratios = [f"{figure} / {name}" for _, name in compared for figure in ("avg", "p99")]
     for head in (*heads, *ratios):
-        table.add_column(head, justify="left" if head in heads[:2] else "right", no_wrap=head in heads[:2])
+        table.add_column(head, justify="left" if head in heads[:2] else "right", no_wrap=head not in heads[2:])
     for row in rows:
         means = row["means"]
         table.add_row(
