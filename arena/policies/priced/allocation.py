@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced
-from arena.policies.priced.linear import best_prices, branched
+from arena.policies.priced.linear import WHOLE_COLUMNS_MAX, best_prices, branched
 
 _SLACK = 1e-9
 _SHORTLIST = 512
@@ -31,12 +31,14 @@ class Effort:
         exchanges: Exchanges between jobs at most.
         nodes: Nodes of branch and bound at most; 0 leaves it out.
         columns_max: More columns than this are not branched on.
+        whole_columns_max: Problems with more columns are priced by cutting planes.
     """
 
     gap: float = 0.002
     exchanges: int = 64
     nodes: int = 64
     columns_max: int = 2_000
+    whole_columns_max: int = WHOLE_COLUMNS_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def solve(
         guess: Prices to begin with, of the right order of size.
         incumbents: Choices that fit, to begin with; ties are decided for the first.
     """
-    priced = best_prices(columns, supply, guess)
+    priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
     found: Ints | None = None
     for start in [*incumbents, repaired(columns, supply, priced)]:
         better = exchanged(columns, supply, priced, start, effort)

@@ -14,20 +14,24 @@ import numpy as np
 from arena.policies.priced.columns import Columns, Floats, Ints, Priced, firsts, priced_at
 
 WHOLE_COLUMNS_MAX = 4_000
-"""Problems with more columns are priced by cutting planes."""
 
 CUTS_MAX = 60
 TOLERANCE = 2e-4
 """Relative distance to the lowest bound at which cutting planes stop."""
 
 
-def best_prices(columns: Columns, supply: Floats, guess: Floats) -> Priced:
+def best_prices(
+    columns: Columns, supply: Floats, guess: Floats, *, whole_columns_max: int = WHOLE_COLUMNS_MAX
+) -> Priced:
     """Return prices with a low bound.
 
     Args:
         guess: Prices to begin with, of the right order of size.
+        whole_columns_max: Problems with more columns are priced by cutting planes.
     """
-    if len(columns.job) <= WHOLE_COLUMNS_MAX:
+    if not (columns.value > 0.0).any():
+        return priced_at(columns, supply, np.zeros(len(supply)))
+    if len(columns.job) <= whole_columns_max:
         return priced_at(columns, supply, _dual_prices(columns, supply))
     return _by_cuts(columns, supply, guess)
 
