@@ -6,7 +6,7 @@ Pure: no I/O, no clock. A ``Seating`` is a value, so that the search can follow 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from immutables import Map
 
@@ -15,9 +15,11 @@ from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
+from arena.domain.replacing import replace
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
+from arena.policies.placement import fits
 
 Ask = tuple[str, int]
 """GPU type and count."""
@@ -256,6 +258,9 @@ def _moved(
             if speed is not None and (allowed is None or allowed(seating, job_id, (target, seat.ask[1]))):
                 losses.append((seat.samples_per_s - speed, job_id, seat.ask[1]))
     for _, job_id, count in sorted(losses):
+        # What it has now is of another type: it fits there as things are, or not at all.
+        if not any(fits(seating.capacity, cell.group) for cell in seating.cells[job_id].get((target, count))):
+            continue
         after = seating.seated(job_id, (target, count))
         if isinstance(after, Seating):
             yield after
