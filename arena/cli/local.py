@@ -32,6 +32,7 @@ class UpPlan:
     Args:
         directory: Holds everything: database, checkpoints, results, logs, the agents' directories.
         port: Of the scheduler; 0 takes a free one.
+        policy_options: Of the policy, each ``NAME=NUMBER``.
     """
 
     directory: Path
@@ -40,6 +41,7 @@ class UpPlan:
     gpu_type: str
     policy: str
     port: int
+    policy_options: tuple[str, ...] = ()
 
     @property
     def address_file(self) -> Path:
@@ -60,9 +62,13 @@ class UpPlan:
         """Return the state directory of an agent, counted from 0."""
         return self.directory / f"node-{index + 1}"
 
+    def policy_words(self) -> list[object]:
+        """Return the words of a command line that choose the policy."""
+        return ["--policy", self.policy, *(word for item in self.policy_options for word in ("--policy-option", item))]
+
     def scheduler_argv(self) -> list[str]:
         """Return the command of the scheduler."""
-        words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", self.port, "--policy", self.policy]
+        words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", self.port, *self.policy_words()]
         words += ["--db", self.directory / "scheduler.db", "--address-file", self.address_file]
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
         return arena_argv(words)

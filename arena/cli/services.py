@@ -14,6 +14,7 @@ import click
 
 from arena.cli.app import App, command
 from arena.cli.output import Output
+from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import client_settings
 from arena.errors import UserError
@@ -49,8 +50,7 @@ def start_logging(verbose: bool) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, show_envvar=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 50061]")
 @click.option("--db", type=_FILE, help="Database file.  [default: scheduler.db in the state directory]")
-@click.option("--policy", default="elastic", show_default=True, help="Scheduling policy.")
-@click.option("--policy-option", "policy_options", metavar="NAME=NUMBER", multiple=True, help="Option of the policy.")
+@policy_flags
 @click.option("--tokens", type=_FILE, help="YAML file of issued tokens; demanded off loopback.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; demanded off loopback.")
 @click.option("--tls-key", type=_FILE, help="PEM key of the certificate.")
@@ -78,19 +78,11 @@ def _scheduler_config(options: dict[str, Any]) -> SchedulerConfig:
     db = options.pop("db") or home / "scheduler.db"
     db.parent.mkdir(parents=True, exist_ok=True)
     given = {key: value for key, value in options.items() if value is not None}
-    given["policy_options"] = tuple(_number_option(item) for item in given["policy_options"])
+    given["policy_options"] = tuple(number_option(item) for item in given["policy_options"])
     for root in ("checkpoint_root", "output_root"):
         place = given.get(root) or db.absolute().parent / root.removesuffix("_root")
         given[root] = str(Path(place).absolute())
     return SchedulerConfig(db=db, **given)
-
-
-def _number_option(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise UserError(f"--policy-option {text} has no number", fix="write it like NAME=2.5") from None
 
 
 @command(short_help="Run the agent of this node.", context_settings={"auto_envvar_prefix": "ARENA_AGENT"})

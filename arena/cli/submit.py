@@ -41,7 +41,7 @@ def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int
     arena submit job.yaml --set stop.steps=100 --wait
     arena submit --gpus 2 -- python train.py --lr 3e-4
     """  # noqa: D301 - click wants the backspace itself
-    spec = _spec(words, options)
+    spec = _left_alone(_spec(words, options))
     with app.client() as client:
         answer = client.submit(spec, allow_infeasible=options["allow_infeasible"], request_id=options["request_id"])
         if not waits:
@@ -72,6 +72,13 @@ def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
     if options["name"] is not None:
         overrides.append(("name", _as_yaml(options["name"])))
     return spec_of_file(words[0], overrides)
+
+
+def _left_alone(spec: JobSpec) -> JobSpec:
+    """Have a program run to its end unless its user says that it may be stopped: it would begin anew."""
+    if spec.command is None or "preemptible" in spec.model_fields_set:
+        return spec
+    return spec.model_copy(update={"preemptible": False})
 
 
 def field_and_value(text: str) -> tuple[str, str]:

@@ -17,6 +17,7 @@ import click
 
 from arena.cli.app import App, command
 from arena.cli.local import END_LIMIT_S, HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv, death
+from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.client import DEFAULT_ADDRESS
@@ -33,7 +34,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     "--gpus-per-agent", type=click.IntRange(1, 64), default=2, show_default=True, help="Virtual GPUs of each."
 )
 @click.option("--gpu-type", default="cpu", show_default=True, help="Catalog name of the virtual GPUs.")
-@click.option("--policy", default="elastic", show_default=True, help="Scheduling policy.")
+@policy_flags
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the scheduler; 0 takes a free one.  [default: 50061]")
 @click.option("--dir", "directory", type=_DIRECTORY, help="Holds everything.  [default: up in the state directory]")
 @click.option("--detach", is_flag=True, help="Return once it runs; stop it with `arena down`.")
@@ -42,7 +43,8 @@ def up(app: App, detach: bool, **options: Any) -> int:
 
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
     """
-    make_policy(options["policy"])  # a mistyped name is told before anything starts
+    numbers = tuple(number_option(item) for item in options["policy_options"])
+    make_policy(options["policy"], dict(numbers))  # what is mistyped is told before anything starts
     plan = _plan(options)
     plan.directory.mkdir(parents=True, exist_ok=True)
     if detach:
@@ -142,7 +144,8 @@ def _detach(app: App, plan: UpPlan) -> int:
 
 def _up_words(plan: UpPlan) -> list[object]:
     words: list[object] = ["up", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
-    return [*words, "--gpu-type", plan.gpu_type, "--policy", plan.policy, "--port", plan.port, "--dir", plan.directory]
+    words += ["--gpu-type", plan.gpu_type, "--port", plan.port, "--dir", plan.directory]
+    return [*words, *plan.policy_words()]
 
 
 def _last_line(log: Path) -> str:

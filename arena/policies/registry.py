@@ -71,6 +71,11 @@ def policy_names() -> tuple[str, ...]:
     return tuple(sorted(_ENTRIES))
 
 
+def policy_option_names(name: str) -> tuple[str, ...]:
+    """Return the names of a known policy's options."""
+    return _ENTRIES[name].options
+
+
 def gives_what_is_asked(name: str) -> bool:
     """Tell whether a policy leaves a job its GPU type and count, as it was published; an unknown one does not."""
     entry = _ENTRIES.get(name)

@@ -33,7 +33,7 @@ class SchedulerConfig:
     db: Path
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    policy: str = "elastic"
+    policy: str = "arena"
     policy_options: tuple[tuple[str, float], ...] = ()
     tokens: Path | None = None
     tls_cert: Path | None = None

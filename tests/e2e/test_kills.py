@@ -16,7 +16,7 @@ import pytest
 from arena.domain.job import JobSpec
 from arena.domain.records import EntryKind, JobState
 from tests.builders import train_spec
-from tests.fakes.local_cluster import Gate, ProcessCluster, process_cluster, wait_until
+from tests.fakes.local_cluster import ELASTIC_AT_ONCE, Gate, ProcessCluster, process_cluster, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ LOSS_GOAL = 2.6
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with process_cluster(tmp_path_factory.mktemp("kills"), nodes=2, gpus=1) as cluster:
+    with process_cluster(tmp_path_factory.mktemp("kills"), nodes=2, gpus=1, words=ELASTIC_AT_ONCE) as cluster:
         yield cluster
 
 

@@ -25,7 +25,7 @@ from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
 from arena_scheduler.store.writes import SqliteStore
 from tests.builders import command_spec, node_info, train_spec
-from tests.fakes.local_cluster import DEADLINE_S, ProcessCluster, process_cluster, wait_until
+from tests.fakes.local_cluster import DEADLINE_S, ELASTIC_AT_ONCE, ProcessCluster, process_cluster, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +145,7 @@ class Live:
 
 def live_commands(directory: Path) -> list[Told]:
     """What the live engine ordered, from its log of inputs: the log is complete, and the engine is deterministic."""
-    with process_cluster(directory, nodes=2, gpus=2) as cluster:
+    with process_cluster(directory, nodes=2, gpus=2, words=ELASTIC_AT_ONCE) as cluster:
         play(Live(cluster))
     store = SqliteStore.open(directory / "scheduler.db")
     inputs = [(at_s, event) for _, at_s, event in store.reader.inputs(0, 100_000)]

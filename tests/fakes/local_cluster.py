@@ -354,6 +354,10 @@ class ProcessCluster:
         wait_until(lambda: not pids_of(self.directory), "no process of the cluster is left")
 
 
+ELASTIC_AT_ONCE = ("--policy", "elastic", "--policy-option", "change_interval_s=0")
+"""For tests that must know beforehand who changes when."""
+
+
 @contextmanager
 def process_cluster(
     directory: Path,
@@ -372,7 +376,7 @@ def process_cluster(
     argv: list[object] = ["scheduler", "--port", address.rpartition(":")[2], "--db", directory / "scheduler.db"]
     argv += ["--checkpoint-root", directory / "checkpoints", "--output-root", directory / "output"]
     argv += ["--address-file", directory / "address", "--heartbeat-interval", 0.5, "--node-grace", DEADLINE_S]
-    argv += ["--policy-option", "change_interval_s=0", *words]
+    argv += words
     scheduler = Service([str(ARENA), *map(str, argv)], environment, directory / "scheduler.log")
     client = ArenaClient(ClientSettings(address=address, user="tester", retry_s=DEADLINE_S, **(settings or {})))
     cluster = ProcessCluster(directory, address, scheduler, client, environment)

@@ -221,6 +221,13 @@ def test_a_command_may_be_submitted_without_the_environment(arena: Arena, fake: 
     assert set(command.env) == {"HOME"}
 
 
+def test_a_command_runs_to_its_end_unless_its_user_lets_it_be_stopped(arena: Arena, fake: FakeScheduler) -> None:
+    words = ("--json", "submit", "--gpus", "1", "--no-env")
+    left_alone = arena(*words, "--", "true").document["job_id"]
+    stoppable = arena(*words, "--set", "preemptible=true", "--", "true").document["job_id"]
+    assert [fake.jobs[job_id].spec.preemptible for job_id in (left_alone, stoppable)] == [False, True]
+
+
 def test_the_same_request_twice_gives_the_same_job(arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(SPEC)
     first = arena("submit", "job.yaml", "--request-id", "r1", "--json").document

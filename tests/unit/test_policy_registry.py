@@ -17,7 +17,7 @@ def test_a_policy_says_its_name_and_version(name: str):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(SpecError, match=r"unknown policy 'fifo'\. Use one of arena-greedy, elastic, fcfs"):
+    with pytest.raises(SpecError, match=r"unknown policy 'fifo'\. Use one of arena, arena-greedy, elastic, fcfs"):
         make_policy("fifo")
 
 
