@@ -18,6 +18,8 @@ from arena.policies.capacity import Capacity, Pool
 from arena.policies.priced.columns import Floats, Ints
 
 TABLES_REMEMBERED = 10_000
+HALVED_SIZE_MIN = 8
+"""Halves of nodes from this size on are rows of their own."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +27,7 @@ class Row:
     """What is scarce: the GPUs of a pool, or its whole nodes.
 
     Args:
-        chunk: 1 for single GPUs; else the size of a node, of which only what is free together counts.
+        chunk: 1 for single GPUs; else so many on one node, of which only what is free together counts.
     """
 
     pool: Pool
@@ -33,7 +35,7 @@ class Row:
 
     def __str__(self) -> str:
         gpu_type, zone = self.pool
-        return f"{gpu_type}/{zone}" if self.chunk == 1 else f"{gpu_type}/{zone} nodes of {self.chunk}"
+        return f"{gpu_type}/{zone}" if self.chunk == 1 else f"{gpu_type}/{zone} by {self.chunk}"
 
     def taken(self, count: int) -> int:
         """Return what so many GPUs on one node take of this row at least."""
@@ -41,9 +43,12 @@ class Row:
 
 
 def rows_of(shape: ClusterShape) -> tuple[Row, ...]:
-    """Return the rows of a cluster: for each pool its GPUs, and its nodes by their sizes."""
-    found = {Row((pool.gpu_type, pool.zone), 1) for pool in shape.pools}
-    found |= {Row((pool.gpu_type, pool.zone), pool.gpus_per_node) for pool in shape.pools}
+    """Return the rows of a cluster: for each pool its GPUs, its nodes by their sizes, and halves of the large ones."""
+    found: set[Row] = set()
+    for pool in shape.pools:
+        size = pool.gpus_per_node
+        chunks = {1, size, size // 2} if size >= HALVED_SIZE_MIN else {1, size}
+        found |= {Row((pool.gpu_type, pool.zone), chunk) for chunk in chunks}
     return tuple(sorted(found))
 
 

@@ -8,11 +8,13 @@ column, a cell of its grid; the value of a column is how fast it lowers the esti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Choice, Decision, Snapshot
@@ -21,7 +23,7 @@ from arena.policies.length_beliefs import effective_remaining
 from arena.policies.lengths import attained_gpu_s, steps_done
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values
-from arena.policies.priced.columns import Columns, Floats, Ints, firsts
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.marginal_values import Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
@@ -49,13 +51,13 @@ class PricedPolicy:
         """Price, choose, seat; see the module for the rules."""
         market = market_of(snapshot, self._tables)
         planning = {job_id: PLANNING for job_id in snapshot.waiting if job_id not in snapshot.grids}
-        hopeless = {job_id: _no_cell(snapshot, job_id) for job_id in snapshot.waiting if _is_hopeless(snapshot, job_id)}
+        hopeless = _hopeless(snapshot, market)
         if not len(market.job):
             return Decision(reasons={**planning, **hopeless})
         problem = _problem(snapshot, market, self.changes)
         answer, seats = self._settled(snapshot, market, problem)
         choices = _choices(market, answer.chosen, seats)
-        reasons = _reasons(market, problem, answer, choices)
+        reasons = _reasons(market, problem, (answer, seats), choices)
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
@@ -63,23 +65,36 @@ class PricedPolicy:
         )
 
     def _settled(self, snapshot: Snapshot, market: Market, problem: Problem) -> tuple[Answer, Seats]:
-        """Choose and seat; without what could not be seated, until all of it can."""
-        columns, cuts = problem.columns, np.zeros(len(market.job), dtype=bool)
+        """Choose and seat; without what could not be seated, until all of it can.
+
+        The bound stays that of the whole problem: what could not be seated counts as lost.
+        """
+        columns, cuts, first = problem.columns, dict[int, Reason](), None
         for _ in range(CUT_ROUNDS):
             answer = solve(
                 columns, market.supply, guess=problem.guess, incumbents=(market.keeping,), effort=self.effort
             )
-            seats = seated(snapshot, market, answer.chosen)
+            first = first or answer.priced
+            seats = seated(snapshot, market, answer.chosen, columns.value)
             if not seats.cuts:
-                return answer, seats
-            cuts[list(seats.cuts)] = True
-            columns = replace(columns, value=np.where(cuts, -1.0, columns.value))
-        answer = replace(answer, chosen=_modest(market, answer.chosen))
-        seats = seated(snapshot, market, answer.chosen)
-        failed = [int(market.job[column]) for column in seats.cuts]
-        chosen = answer.chosen.copy()
-        chosen[failed] = -1
-        return replace(answer, chosen=chosen), seats
+                return _measured(problem.columns, seats.chosen, first), replace(seats, cuts=cuts)
+            cuts |= seats.cuts
+            columns = replace(columns, value=np.where(_at(cuts, len(columns.job)), -1.0, columns.value))
+        seats = seated(snapshot, market, _modest(market, answer.chosen), columns.value)
+        chosen = seats.chosen.copy()
+        chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
+        return _measured(problem.columns, chosen, first or answer.priced), replace(seats, cuts=cuts | dict(seats.cuts))
+
+
+def _at(places: Collection[int], count: int) -> NDArray[np.bool_]:
+    """Return so many flags, those of some places up."""
+    flags = np.zeros(count, dtype=bool)
+    flags[list(places)] = True
+    return flags
+
+
+def _measured(columns: Columns, chosen: Ints, priced: Priced) -> Answer:
+    return Answer(chosen=chosen, value=columns.worth(chosen), priced=priced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,13 +113,14 @@ class Problem:
 
 def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Problem:
     power = _power(market)
-    shares = market.usage @ power / float(power @ market.supply)
+    machine = float(power @ market.supply) or float(power.max())  # where nothing is free, as if one GPU were
+    shares = market.usage @ power / machine
     workers, remaining = _workers(snapshot, market, shares)
     values, price = marginal_values(workers)
     value = column_values(market, np.array(values), remaining, snapshot.restart_s, changes)
     return Problem(
         columns=Columns(job=market.job, value=value, usage=market.usage),
-        guess=price * power / float(power @ market.supply),
+        guess=price * power / machine,
         remaining_steps=remaining,
     )
 
@@ -193,17 +209,19 @@ def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice |
 
 
 def _reasons(
-    market: Market, problem: Problem, answer: Answer, choices: Mapping[JobId, Choice | None]
+    market: Market, problem: Problem, settled: tuple[Answer, Seats], choices: Mapping[JobId, Choice | None]
 ) -> dict[JobId, tuple[Reason, ...]]:
-    """Return why each job that changes does, and why each that waits is not served at these prices."""
+    """Return why each job that changes does, and why each that has nothing is not served at these prices."""
     reasons: dict[JobId, tuple[Reason, ...]] = {}
+    answer, seats = settled
+    unseated = {int(market.job[column]): why for column, why in seats.cuts.items()}
     top = answer.priced.top
     for at, contender in enumerate(market.contenders):
         choice = choices.get(contender.job_id)
         if choice is not None:
             reasons[contender.job_id] = (choice.cause,)
         elif answer.chosen[at] < 0:
-            reasons[contender.job_id] = (_outbid(market, problem, answer, int(top[at])),)
+            reasons[contender.job_id] = (unseated.get(at) or _outbid(market, problem, answer, int(top[at])),)
     return reasons
 
 
@@ -218,11 +236,14 @@ def _numbers(market: Market, answer: Answer) -> dict[str, float]:
     return {"value": answer.value, "bound": answer.priced.bound, "gap": answer.gap, **prices}
 
 
-def _is_hopeless(snapshot: Snapshot, job_id: JobId) -> bool:
-    grid = snapshot.grids.get(job_id)
-    return grid is not None and not grid.cells
+def _hopeless(snapshot: Snapshot, market: Market) -> dict[JobId, tuple[Reason, ...]]:
+    """Return why those that wait can be given nothing whose grids have no cell for this cluster."""
+    competing = {contender.job_id for contender in market.contenders}
+    rest = [job_id for job_id in snapshot.waiting if job_id in snapshot.grids and job_id not in competing]
+    return {job_id: _no_cell(snapshot.grids[job_id]) for job_id in rest}
 
 
-def _no_cell(snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
-    grid = snapshot.grids[job_id]
-    return tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
+def _no_cell(grid: Grid) -> tuple[Reason, ...]:
+    """Return why a grid has nothing for this cluster."""
+    elsewhere = reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no cell of the GPU types that are here")
+    return tuple(item.reason for item in grid.infeasible[:1]) or (elsewhere,)
