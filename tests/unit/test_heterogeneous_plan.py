@@ -174,6 +174,21 @@ def test_constraints_bind() -> None:
     assert quick.score >= cheap.score * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("share", [1.05, 1.3])
+def test_what_is_cheapest_in_time_is_known_closely(share: float) -> None:
+    train, offer = train_spec(hidden=1024, batch=64), offer_of(("a100-40", "east", 8), ("v100-16", "east", 8))
+    fast = search(train, offer, space=SMALL)
+    hurry = Constraints(steps_per_s_min=1.0 / (share * fast.score))
+
+    found = search(train, offer, objective=Objective.COST, constraints=hurry, space=SMALL)
+
+    assert found.estimate is not None
+    assert fast.estimate is not None
+    assert found.estimate.iter_time_s <= share * fast.score
+    assert found.score <= fast.estimate.usd_per_step
+    assert found.gap <= 0.05
+
+
 def test_constraints_that_no_plan_keeps_are_told_with_what_would_work() -> None:
     train, offer = train_spec(), offer_of(("a100-40", "east", 4), ("h100", "east", 4))
     fast = search(train, offer, space=SMALL)

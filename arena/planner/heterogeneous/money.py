@@ -17,7 +17,7 @@ from arena.planner.heterogeneous.proof import Proofs, cheapest, speeds
 
 _RATIOS = (4.0, 2.0, 1.4, 1.15, 1.05, 1.02)
 """How long a stretch of time is that is proven at once: until over from."""
-_STRETCHES_MAX = 60
+_STRETCHES_MAX = 120
 _SHARES = (0.0, 0.01, 0.025, 0.06, 0.15, 0.3, 0.5)
 """Shares of the best score, beyond the wanted gap, by which a bound gives way until it can be proven."""
 
@@ -44,22 +44,24 @@ class MoneyProof:
 
     def _by_stretches(self, known: float) -> float:
         """Prove, for one stretch of time after the other, that no better plan is done in it with what it may cost."""
-        worst, time_s, ratio = 0, min(float(program.least_sum_s.min()) for program in self.programs), _RATIOS[0]
+        worst, at = 0, 0
+        time_s = min(float(program.least_sum_s.min()) for program in self.programs)
         for count in range(_STRETCHES_MAX):
-            shortest = _RATIOS[-1] if count < _STRETCHES_MAX // 2 else _RATIOS[-3]
             score = self._score_at(worst)
             if score <= known or self._is_past(score, time_s):
                 return score
-            until_s = min(time_s * ratio, self._latest_at(score))
+            until_s = min(time_s * _RATIOS[at], self._latest_at(score))
             self.proofs.caps = self.goal.caps(score, time_s)
             if self._is_too_dear(until_s) or all(
                 self.proofs.is_proven(program, until_s, None) for program in self.programs
             ):
-                time_s, ratio = until_s, max(one for one in _RATIOS if one <= ratio**2)
-            elif ratio > shortest:
-                ratio = max(one for one in _RATIOS if one < ratio)
+                time_s, at = until_s, max(at - 1, 0)
             else:
-                worst, ratio = worst + 1, _RATIOS[1]
+                # Stretches that end with the last time that is wanted are all the same.
+                while at < len(_RATIOS) and time_s * _RATIOS[at] >= until_s:
+                    at += 1
+                if at >= (len(_RATIOS) if count < _STRETCHES_MAX // 2 else len(_RATIOS) - 2):
+                    worst, at = worst + 1, 1
         return -np.inf
 
     def _is_too_dear(self, time_s: float) -> bool:

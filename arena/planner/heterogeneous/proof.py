@@ -72,7 +72,7 @@ class Proofs:
         is_proven = True
         for case in sorted(cases, key=lambda one: one.pp):
             is_proven &= self._is_case_proven(program, case, told if attempt is not None else None)
-            if is_better:
+            if is_better or (attempt is None and not is_proven):
                 return False
         return is_proven
 

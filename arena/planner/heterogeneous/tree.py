@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ from arena.planner.heterogeneous.goal import Goal
 from arena.planner.heterogeneous.judge import Judgement
 from arena.planner.heterogeneous.looks import Look, looks_of, times_between
 from arena.planner.heterogeneous.money import MoneyProof
-from arena.planner.heterogeneous.offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
+from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult, Offer, PartKey, Space, Statistics
 from arena.planner.heterogeneous.plan import plan_of
 from arena.planner.heterogeneous.proof import Proofs, cut_evenly, speeds
 from arena.planner.heterogeneous.tables import StageTable
@@ -110,8 +110,19 @@ class Hunt:
         if not self.goal.is_cost and self.goal.value is None:
             self._hunt_for_time()
         self._hunt_for_money()
+        if self.best is None and np.isfinite(self.goal.constraints.iter_time_s_max):
+            self._take_fastest()
         proof = self._money_proof()
-        return self._result(proof.bound() if self.space.proves and self.best is not None else proof.work_bound())
+        is_provable = self.space.proves and np.isfinite(self.incumbent)
+        return self._result(proof.bound() if is_provable else proof.work_bound())
+
+    def _take_fastest(self) -> None:
+        """Take the fastest plan where none that is cheap is done in time."""
+        goal = Goal(constraints=Constraints(), usd_per_s=self.goal.usd_per_s)
+        other = Hunt(judge=self.judge, tables=self.tables, space=replace(self.space, proves=False), goal=goal)
+        other.run()
+        if other.best is not None:
+            self._weigh(*other.best)
 
     def _hunt_for_time(self) -> None:
         first: list[tuple[float, int, Mix]] = []
@@ -128,9 +139,8 @@ class Hunt:
         before = float("inf")
         while self.incumbent < before and self.best is not None:
             before = self.incumbent
-            program, cuts = self.best_pipeline
-            for near in _neighbours(cuts):
-                self._try(program, near)
+            for program, cuts in self._near_best():
+                self._try(program, cuts)
 
     def _hunt_for_money(self) -> None:
         """Look at all pipelines and many times, then fill and judge what looks best until it looks worse than that."""
@@ -139,8 +149,24 @@ class Hunt:
         if not np.isfinite(first_s):
             return
         times_s = times_between(first_s, min(max(one for one in longest if np.isfinite(one)), self._latest_s()))
+        self._fill_looks(self._pipelines(), times_s)
+        before = float("inf")
+        while self.incumbent < before and self.best is not None:
+            before = self.incumbent
+            self._fill_looks(self._near_best(), times_s)
+
+    def _fill_looks(self, pipelines: Iterable[tuple[Program, tuple[int, ...]]], times_s: Floats) -> None:
+        """Fill and judge what looks best of some pipelines.
+
+        Args:
+            times_s: From and until when to be done, ``[t, 2]``.
+        """
         looks: list[Look] = []
-        for program, cuts in self._pipelines():
+        for program, cuts in pipelines:
+            known = ("looks", id(program), cuts)
+            if known in self.tried:
+                continue
+            self.tried.add(known)
             levels = np.array([program.level(len(cuts) - 1, float(time_s)) for _, time_s in times_s])
             for level in np.unique(levels).tolist():
                 for chains in self._chains(program, cuts, level):
@@ -153,8 +179,14 @@ class Hunt:
             self.mixes += len(made)
             self._judge_best([(self._quick(mix), index, mix) for index, mix in enumerate(made)], _JUDGED_PER_CUT)
 
+    def _near_best(self) -> Iterator[tuple[Program, tuple[int, ...]]]:
+        """Yield the pipelines in which one cut of the best plan is moved."""
+        program, cuts = self.best_pipeline
+        for near in _neighbours(cuts):
+            yield program, near
+
     def _pipelines(self) -> Iterator[tuple[Program, tuple[int, ...]]]:
-        for program in sorted(self.programs, key=self._work_s):
+        for program in self.programs:
             for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
                 yield program, cuts
 
@@ -208,7 +240,6 @@ class Hunt:
             if mix is not None:
                 self.mixes += 1
                 found.append((self._quick(mix), serial + len(found), mix))
-                latest = min(latest, _LOOKS_SLACK * found[-1][0])
         return found
 
     def _chains(self, program: Program, cuts: tuple[int, ...], level: int) -> Iterator[Chains]:
@@ -272,11 +303,17 @@ class Hunt:
         if judgement.refusal is not None:
             self.refusals[str(judgement.refusal)] = judgement.refusal
             return
+        if self._weigh(plan, judgement):
+            self.best_pipeline = next(one for one in self.programs if one.table is mix.table), mix.cuts
+
+    def _weigh(self, plan: ParallelPlan, judgement: Judgement) -> bool:
+        """Keep a plan if it is the best, and tell whether it is."""
         counts = np.array([judgement.gpu_counts.get(key, 0) for key in self.keys], dtype=np.int64)
         score = self.goal.score(judgement.estimate.iter_time_s, judgement.estimate.usd_per_step, counts)
-        if score < self.incumbent:
+        is_best = score < self.incumbent
+        if is_best:
             self.incumbent, self.best = score, (plan, judgement)
-            self.best_pipeline = next(one for one in self.programs if one.table is mix.table), mix.cuts
+        return is_best
 
     def _time_bound(self) -> float:
         """Prove that no plan is faster than a little less than the best; cuts that are met on the way are tried."""
