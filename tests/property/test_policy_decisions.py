@@ -79,7 +79,7 @@ def snapshots(draw: st.DrawFn) -> tuple[list[NodeInfo], Snapshot]:
     return nodes, replace(snapshot, jobs=records, capacity=capacity)
 
 
-SUSPENDING = frozenset({"arena-greedy", "srtf", "tiresias"})
+SUSPENDING = frozenset({"arena", "arena-greedy", "srtf", "tiresias"})
 """Policies that may take everything from a job; the others never do."""
 
 

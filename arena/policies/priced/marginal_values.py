@@ -88,7 +88,8 @@ def _recursion(workers: Sequence[Worker], order: Sequence[int], values: list[flo
         share_before = speed_before = 0.0
         for share, speed in worker.curve:
             width = share - share_before
-            insort(held, (-value * (speed - speed_before) / width, width))
+            if width > 0.0:  # what takes no room has none to give
+                insort(held, (-value * (speed - speed_before) / width, width))
             share_before, speed_before = share, speed
         free -= share_before
         while free < -_NOTHING:
