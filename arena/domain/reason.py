@@ -37,6 +37,9 @@ class ReasonCode(StrEnum):
     WORKER_FAILED = "worker_failed"
     LAUNCH_FAILED = "launch_failed"
     OUTBID = "outbid"
+    DISPLACES = "displaces"
+    KEPT = "kept"
+    NEXT_BEST = "next_best"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
@@ -72,7 +75,17 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.WORKER_FAILED: "{error}",
     ReasonCode.LAUNCH_FAILED: "launch failed on node {node}: {error} (tried {tries:.0f} of {tries_max:.0f})",
     ReasonCode.OUTBID: (
-        "{group} would take {value:.3g} s off the time of all jobs each second; others do more with it ({price:.3g} s)"
+        "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, but others save "
+        "{price:.3g} s with those GPUs"
+    ),
+    ReasonCode.DISPLACES: (
+        "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"
+    ),
+    ReasonCode.KEPT: (
+        "keeps {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
+    ),
+    ReasonCode.NEXT_BEST: (
+        "its next best is {group}: {value:.3g} s each second with the restart counted, others would save {price:.3g} s"
     ),
     ReasonCode.CHANGE_NOT_WORTH_IT: "a change would gain {gain_s:.0f} s and cost {cost_s:.0f} s",
     ReasonCode.REQUESTED: "requested by {by}",

@@ -8,15 +8,16 @@ from typing import Any
 from arena.domain.allocation import splits_tensor_parallel_group
 from arena.domain.job import JobId
 from arena.domain.launch import DeviceId
-from arena.domain.reason import ReasonCode, reason
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Target
 from arena.domain.replacing import replace
 from arena.engine.attempts import launch, stop_attempt, try_launch
+from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import count_evaluation_failure
 from arena.engine.state import ClusterState
 from arena.errors import InternalError
-from arena.policies.base import Choice, Decision, Policy, Snapshot
+from arena.policies.base import Choice, Decision, Explaining, Policy, Snapshot
 
 
 class PolicyFault(InternalError):  # noqa: N818 - a fault of the policy, which is what is being studied
@@ -63,19 +64,34 @@ def decide(draft: Draft, policy: Policy) -> None:
     draft.update(decision_due=False)  # what the decision itself changed is no news
 
 
+def explanation(
+    state: ClusterState, config: EngineConfig, now_s: float, policy: Policy, job_id: JobId
+) -> tuple[Reason, ...]:
+    """Return what the policy says of one job as things are; nothing where it says no more than its decisions."""
+    if not isinstance(policy, Explaining):
+        return ()
+    return policy.explain(_snapshot_of(state, config, now_s, state.decision_index), job_id)
+
+
 def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:
-    state = draft.state
+    snapshot = _snapshot_of(draft.state, draft.config, draft.now_s, index)
+    if not without:
+        return snapshot
+    return replace(snapshot, waiting=tuple(job_id for job_id in snapshot.waiting if job_id not in without))
+
+
+def _snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: int) -> Snapshot:
     return Snapshot(
-        now_s=draft.now_s,
+        now_s=now_s,
         decision_index=index,
         jobs=state.jobs,
-        waiting=tuple(job_id for job_id in state.queue if job_id not in without) if without else state.queue,
+        waiting=state.queue,
         holding=state.holding,
         grids=state.grids,
         capacity=state.capacity,
         shape=state.shape,
         places=state.places,
-        checkpoint_root=draft.config.checkpoint_root,
+        checkpoint_root=config.checkpoint_root,
         restart_s=state.restart_s,
         history=state.lengths,
     )

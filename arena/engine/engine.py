@@ -28,11 +28,12 @@ from arena.domain.events import (
 )
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, NodeId
+from arena.domain.reason import Reason
 from arena.domain.records import AttemptRecord, EntryKind, JobRecord, NodeRecord
 from arena.domain.replacing import replace
 from arena.engine import attempts, deadlines, jobs, nodes, reports
 from arena.engine.config import EngineConfig
-from arena.engine.decide import decide
+from arena.engine.decide import decide, explanation
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.ports import Restored, Step
@@ -93,6 +94,10 @@ class Engine:
         """Return a job with its reasons as of the latest decision that looked at it."""
         reasons, evaluated_at_s = reasons_of(self._state, job)
         return replace(job, reasons=reasons, evaluated_at_s=evaluated_at_s)
+
+    def explain(self, state: ClusterState, job_id: JobId, now_s: float) -> tuple[Reason, ...]:
+        """Return what the policy says of one job in a state; safe from any thread, since a state is a value."""
+        return explanation(state, self.config, now_s, self.policy, job_id)
 
     def handle(self, event: Event, now_s: float) -> Step:
         """Apply one event and, if it changed what a policy would look at, decide.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.cluster import ClusterShape
@@ -102,6 +102,15 @@ class Decision:
     rest: Reason | None = None
     look_again_at_s: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Explaining(Protocol):
+    """A policy that can say more of one job than its decision does; pure as well."""
+
+    def explain(self, snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
+        """Return why a job has what it has and what would give way for more; none of a job that does not compete."""
+        ...
 
 
 class Policy(Protocol):

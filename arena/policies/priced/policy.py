@@ -24,6 +24,7 @@ from arena.policies.lengths import attained_gpu_s, steps_done
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
+from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
@@ -63,6 +64,15 @@ class PricedPolicy:
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
             numbers=_numbers(market, answer),
         )
+
+    def explain(self, snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
+        """Return why a job has what it has, and what would give way for more; see ``explaining``."""
+        market = market_of(snapshot, self._tables)
+        if all(contender.job_id != job_id for contender in market.contenders):
+            return ()
+        problem = _problem(snapshot, market, self.changes)
+        answer, _ = self._settled(snapshot, market, problem)
+        return explained(market, problem.columns, answer, job_id, self.effort)
 
     def _settled(self, snapshot: Snapshot, market: Market, problem: Problem) -> tuple[Answer, Seats]:
         """Choose and seat; without what could not be seated, until all of it can.
@@ -203,8 +213,10 @@ def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice |
         if column < 0:
             choices[contender.job_id] = None
             continue
-        code = ReasonCode.STARTED if contender.holding is None else ReasonCode.MOVED
-        choices[contender.job_id] = choice_of(market.cell(column), seats.allocations[at], code)
+        choice = choice_of(market.cell(column), seats.allocations[at])
+        if contender.holding is not None:
+            choice = replace(choice, cause=cause_of(market, contender, column))
+        choices[contender.job_id] = choice
     return dict(sorted(choices.items()))
 
 
@@ -221,14 +233,9 @@ def _reasons(
         if choice is not None:
             reasons[contender.job_id] = (choice.cause,)
         elif answer.chosen[at] < 0:
-            reasons[contender.job_id] = (unseated.get(at) or _outbid(market, problem, answer, int(top[at])),)
+            outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
+            reasons[contender.job_id] = (unseated.get(at) or outbid,)
     return reasons
-
-
-def _outbid(market: Market, problem: Problem, answer: Answer, column: int) -> Reason:
-    value = float(problem.columns.value[column])
-    price = value - float(answer.priced.reduced[column])
-    return reason(ReasonCode.OUTBID, group=str(market.group(column)), value=value, price=price)
 
 
 def _numbers(market: Market, answer: Answer) -> dict[str, float]:
