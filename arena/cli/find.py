@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 5
 
 
-def find_job(client: ArenaClient, text: str) -> JobDetail:
+def find_job(client: ArenaClient, text: str, *, explain: bool = False) -> JobDetail:
     """Return the job with this id; or else the only one whose id begins so; or else the only one of this name.
+
+    With ``explain`` the policy is asked about it as well.
 
     Raises:
         NotFoundError: There is none.
         UserError: There are several.
     """
     try:
-        return client.job(text)
+        return client.job(text, explain=explain)
     except NotFoundError as error:
         missing = error
     jobs = tuple(client.jobs())
@@ -32,7 +34,7 @@ def find_job(client: ArenaClient, text: str) -> JobDetail:
     alive = [job for job in by_name if not job.state.is_terminal]
     for found in (by_prefix, alive, by_name):
         if len(found) == 1:
-            return client.job(found[0].job_id)
+            return client.job(found[0].job_id, explain=explain)
         if found:
             raise _ambiguous(text, found)
     raise missing

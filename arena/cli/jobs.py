@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import user_name
+from arena.domain.reason import Reason
 from arena.domain.records import EndKind, JobState
 from arena.rpc.views import AttemptView, JobView
 
@@ -69,15 +71,15 @@ def job(app: App, job_id: str) -> None:
     JOB is an id, the beginning of one, or a name.
     """
     with app.client() as client:
-        detail = find_job(client, job_id)
+        detail = find_job(client, job_id, explain=True)
     if app.out.json_mode:
-        app.out.document(job=detail.job, attempts=detail.attempts)
+        app.out.document(job=detail.job, attempts=detail.attempts, explanation=detail.explanation)
     else:
         _write_job(app.out, detail)
 
 
 def _write_job(out: Output, detail: JobDetail) -> None:
-    for label, text in _facts(detail.job):
+    for label, text in _facts(detail.job, words.with_explanation(detail.job.reasons, detail.explanation)):
         out.line(f"{label:<12}{text}")
     if detail.attempts:
         out.line()
@@ -87,13 +89,13 @@ def _write_job(out: Output, detail: JobDetail) -> None:
             _write_failures(out, attempt)
 
 
-def _facts(job: JobView) -> list[tuple[str, str]]:
+def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
     progress = job.progress
     facts = [
         ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
         ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
         ("state", job.state.value + (f" (wished: {job.wish.value})" if job.wish.value != "run" else "")),
-        ("why", words.reasons_text(job.reasons)),
+        ("why", words.reasons_text(reasons)),
         ("group", words.group_text(job.group)),
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),
@@ -198,17 +200,22 @@ def _write_failures(out: Output, attempt: AttemptView) -> None:
 def why(app: App, job_id: str) -> None:
     """Show why a job is where it is, with the numbers behind each reason."""
     with app.client() as client:
-        found = find_job(client, job_id).job
+        detail = find_job(client, job_id, explain=True)
+    found = detail.job
     if app.out.json_mode:
         app.out.document(
-            job_id=found.job_id, state=found.state, evaluated_at_s=found.evaluated_at_s, reasons=found.reasons
+            job_id=found.job_id,
+            state=found.state,
+            evaluated_at_s=found.evaluated_at_s,
+            reasons=found.reasons,
+            explanation=detail.explanation,
         )
         return
     said = found.error or found.result
     app.out.line(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
     if found.state.is_terminal:
         return
-    for reason in found.reasons:
+    for reason in words.with_explanation(found.reasons, detail.explanation):
         facts: dict[str, float | str] = {**reason.numbers, **reason.names}
         numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))
         app.out.line(f"  {escaped(str(reason))}  [{reason.code.value}{': ' if numbers else ''}{numbers}]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from arena.cli.quoting import escaped, quoted
@@ -79,3 +79,9 @@ def time_text(at_s: float | None) -> str:
 def reasons_text(reasons: Iterable[Reason]) -> str:
     """Return reasons as one sentence."""
     return "; ".join(escaped(str(reason)) for reason in reasons) or NOTHING
+
+
+def with_explanation(reasons: Sequence[Reason], explanation: Sequence[Reason]) -> list[Reason]:
+    """Return reasons with what the policy says now, which takes the place of an older word of the same kind."""
+    fresh = {reason.code for reason in explanation}
+    return [*(reason for reason in reasons if reason.code not in fresh), *explanation]

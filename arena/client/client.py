@@ -16,6 +16,7 @@ from arena.client.channel import Connection, is_unavailable, retrying
 from arena.client.settings import ClientSettings
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId
+from arena.domain.reason import Reason
 from arena.domain.records import EntryKind, HistoryEntry, JobState
 from arena.rpc import codec
 from arena.rpc.codec.enums import JOB_STATE
@@ -23,7 +24,7 @@ from arena.rpc.status import error_from_rpc
 from arena.rpc.v1 import admin_service_pb2 as admin_pb
 from arena.rpc.v1 import job_service_pb2 as job_pb
 from arena.rpc.version import hello
-from arena.rpc.views import AttemptView, JobView, NodeView, StatusView
+from arena.rpc.views import AttemptView, DecisionView, JobView, NodeView, StatusView
 
 _PAGE_SIZE = 500
 
@@ -38,10 +39,11 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
-    """A job with all its attempts, oldest first."""
+    """A job with all its attempts, oldest first, and what the policy said of it if it was asked."""
 
     job: JobView
     attempts: tuple[AttemptView, ...]
+    explanation: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +117,21 @@ class ArenaClient:
         response = self._connection.call(self._connection.jobs.SubmitJob, request)
         return Submitted(job_id=JobId(response.job_id), is_new=response.is_new)
 
-    def job(self, job_id: str) -> JobDetail:
-        """Return a job and its attempts."""
-        request = job_pb.GetJobRequest(hello=hello(), job_id=job_id)
+    def job(self, job_id: str, *, explain: bool = False) -> JobDetail:
+        """Return a job and its attempts; with ``explain`` the policy is asked about it as well."""
+        request = job_pb.GetJobRequest(hello=hello(), job_id=job_id, explain=explain)
         response = self._connection.call(self._connection.jobs.GetJob, request)
         return JobDetail(
             job=codec.job_from_proto(response.job),
             attempts=tuple(codec.attempt_from_proto(attempt) for attempt in response.attempts),
+            explanation=tuple(codec.reason_from_proto(item) for item in response.explanation),
         )
+
+    def decisions(self, *, count_max: int = 0) -> tuple[DecisionView, ...]:
+        """Return the latest decisions, newest first (0: as many as the server likes)."""
+        request = admin_pb.ListDecisionsRequest(hello=hello(), count_max=count_max)
+        response = self._connection.call(self._connection.admin.ListDecisions, request)
+        return tuple(codec.decision_from_proto(item) for item in response.decisions)
 
     def jobs(
         self, *, states: Iterable[JobState] = (), user: str | None = None, project: str | None = None

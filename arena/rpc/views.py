@@ -163,6 +163,32 @@ class GpuCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedJob:
+    """What a decision gave one job; without a group it took all that the job had."""
+
+    job_id: JobId
+    group: GpuGroup | None
+    plan: ParallelPlan | None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionView:
+    """A decision as everybody may see it.
+
+    Args:
+        numbers: Facts of the policy about it: its value, the bound, their gap, prices.
+        jobs: Those that it changed.
+        unchanged_count: Jobs that it left as they were and said why.
+    """
+
+    at_s: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    jobs: tuple[DecidedJob, ...] = ()
+    unchanged_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The cluster at a glance.
 

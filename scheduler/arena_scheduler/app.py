@@ -199,6 +199,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
         now_s=clock.now_s,
         scheduler_version=software_version(),
         policy=policy.name,
+        explain=engine.explain,
         warnings=store.warnings,
     )
     return _Parts(
@@ -224,6 +225,7 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
         output_root=config.output_root,
         node_grace_s=config.node_grace_s,
         launch_deadline_s=config.launch_deadline_s,
+        restart_s=config.restart_s,
     )
 
 
@@ -249,7 +251,7 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
     agents = AgentService(
         access=access, sessions=parts.sessions, inbox=parts.inbox, clock=parts.clock, logs=parts.relay
     )
-    admin = AdminService(access=access, view=parts.view, inbox=parts.inbox)
+    admin = AdminService(access=access, view=parts.view, inbox=parts.inbox, reader=reader)
     # grpc's generator gives these functions no types.
     job_service_pb2_grpc.add_JobServiceServicer_to_server(jobs, server)  # type: ignore[no-untyped-call]
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]

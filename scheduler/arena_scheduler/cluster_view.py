@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,12 +11,15 @@ from dataclasses import replace
 from arena.domain.cluster import NodeState
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
+from arena.domain.reason import Reason
 from arena.domain.records import JobRecord, JobState, NodeRecord
 from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
 from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
 from arena_scheduler.access import Caller
 from arena_scheduler.loop import Driver
+
+_log = logging.getLogger(__name__)
 
 _DRAINING = {NodeState.DRAINING, NodeState.DRAINED}
 _BLOCKED = {NodeState.CLEANING, NodeState.DEGRADED, NodeState.QUARANTINED}
@@ -30,6 +34,7 @@ class ClusterView:
         driver: Holds the state.
         now_s: The scheduler's clock.
         scheduler_version, policy: Shown in the status.
+        explain: Asks the policy about one job.
         warnings: What the store could not read.
     """
 
@@ -40,12 +45,14 @@ class ClusterView:
         now_s: Callable[[], float],
         scheduler_version: str,
         policy: str,
+        explain: Callable[[ClusterState, JobId, float], tuple[Reason, ...]],
         warnings: tuple[str, ...] = (),
     ) -> None:
         self._driver = driver
         self._now_s = now_s
         self._scheduler_version = scheduler_version
         self._policy = policy
+        self._explain = explain
         self._warnings = warnings
         self._started_at_s = now_s()
         self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
@@ -68,6 +75,16 @@ class ClusterView:
         job = self.job(record)
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
         return job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
+
+    def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
+        """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""
+        if job_id not in self.state.jobs:
+            return ()
+        try:
+            return self._explain(self.state, job_id, self._now_s())
+        except Exception:  # noqa: BLE001 - the outermost frame of one question, whose answer only adds to the reasons
+            _log.exception("the policy did not explain job %s", job_id)
+            return ()
 
     def node(self, node_id: NodeId) -> NodeRecord:
         """Return a node.

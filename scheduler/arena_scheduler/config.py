@@ -26,6 +26,7 @@ class SchedulerConfig:
         output_root: Place under which jobs that name none leave their results.
         heartbeat_interval_s: How often agents say that they live.
         node_grace_s: Silence after which an agent is out of reach, and absence after which its node is lost.
+        restart_s: What saving, stopping and resuming a job is taken to cost until some have been measured.
         launch_deadline_s: From launch until all processes of an attempt are up.
         address_file: File to which the bound address is written once the scheduler serves.
     """
@@ -42,6 +43,7 @@ class SchedulerConfig:
     output_root: str = ""
     heartbeat_interval_s: float = 1.0
     node_grace_s: float = 15.0
+    restart_s: float = 10.0
     launch_deadline_s: float = 60.0
     address_file: Path | None = None
 
@@ -54,6 +56,8 @@ class SchedulerConfig:
                 why=f"grace {self.node_grace_s:g} s, a heartbeat every {self.heartbeat_interval_s:g} s",
                 fix="give a grace of more than two heartbeats",
             )
+        if not self.restart_s >= 0:
+            raise UserError("a restart cannot cost less than nothing", why=f"got {self.restart_s:g} s")
         if not is_loopback(self.host):
             self._refuse_open_door()
 

@@ -10,6 +10,7 @@ from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.records import AttemptRecord, EntryKind, HistoryEntry, JobRecord, JobState
 from arena.engine.ports import Store
+from arena.policies.base import Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +85,10 @@ class Reader(Protocol):
 
     def history(self, after_index: int, query: HistoryQuery, count_max: int) -> tuple[HistoryEntry, ...]:
         """Return entries with a greater index, in order."""
+        ...
+
+    def decisions(self, count_max: int) -> tuple[tuple[float, Decision], ...]:
+        """Return the latest decisions with their instants, newest first; one that cannot be read is left out."""
         ...
 
     def count_by_state(self) -> Mapping[JobState, int]:

@@ -14,6 +14,7 @@ from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
 from arena.errors import ArenaError, InternalError
+from arena.policies.base import Decision
 from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
 
 
@@ -31,7 +32,7 @@ class MemoryStore:
         self._nodes: dict[NodeId, NodeRecord] = {}
         self._grids: dict[JobId, tuple[ClusterShape, Grid]] = {}
         self._history: list[HistoryEntry] = []
-        self._decision_count = 0
+        self._decisions: list[tuple[float, Decision]] = []
 
     @property
     def reader(self) -> MemoryStore:
@@ -57,7 +58,8 @@ class MemoryStore:
         for step in steps:
             self._nodes.update({node.node_id: node for node in step.nodes})
             self._history.extend(step.history)
-            self._decision_count += step.decision is not None
+            if step.decision is not None:
+                self._decisions.append((step.at_s, step.decision))
             self.inputs_logged.append((step.at_s, step.event))
             if isinstance(step.event, GridBuilt) and step.event.job_id in self._jobs:
                 self._grids[step.event.job_id] = (step.event.shape, step.event.grid)
@@ -72,7 +74,7 @@ class MemoryStore:
             nodes=tuple(self._nodes.values()),
             grids={job_id: grid for job_id, grid in self._grids.items() if job_id in open_ids},
             history_index=self._history[-1].index if self._history else 0,
-            decision_index=self._decision_count,
+            decision_index=len(self._decisions),
             last_at_s=max((at_s for at_s, _ in self.inputs_logged), default=0.0),
             lengths=LengthHistory.of(self._jobs.values()),
         )
@@ -127,6 +129,10 @@ class MemoryStore:
         """Return entries with a greater index, in order."""
         found = (entry for entry in self._history if entry.index > after_index and query.matches(entry))
         return tuple(found)[:count_max]
+
+    def decisions(self, count_max: int) -> tuple[tuple[float, Decision], ...]:
+        """Return the latest decisions, newest first."""
+        return tuple(reversed(self._decisions))[:count_max]
 
     def count_by_state(self) -> Mapping[JobState, int]:
         """Return the number of jobs in each state."""

@@ -7,6 +7,8 @@ a value the domain refuses raises a `UserError` naming the field.
 from __future__ import annotations
 
 from arena.rpc.codec.cluster import (
+    decision_from_proto,
+    decision_to_proto,
     status_from_proto,
     status_to_proto,
 )
@@ -83,6 +85,8 @@ __all__ = [
     "attempt_started_to_proto",
     "attempt_to_proto",
     "attempt_view_to_proto",
+    "decision_from_proto",
+    "decision_to_proto",
     "device_from_proto",
     "device_to_proto",
     "devices_changed_from_proto",

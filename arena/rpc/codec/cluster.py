@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from arena.domain.job import JobId
 from arena.rpc.codec import enums
 from arena.rpc.codec.fields import optional
+from arena.rpc.codec.plans import (
+    group_from_proto,
+    group_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+    reason_from_proto,
+    reason_to_proto,
+)
 from arena.rpc.codec.records import job_from_proto, job_view_to_proto
 from arena.rpc.v1 import admin_service_pb2 as pb
-from arena.rpc.views import GpuCounts, StatusView
+from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView
 
 
 def status_to_proto(view: StatusView) -> pb.GetStatusResponse:
@@ -80,4 +89,42 @@ def _gpu_counts_from_proto(message: pb.GpuCounts) -> GpuCounts:
         draining=message.draining,
         dirty=message.dirty,
         down=message.down,
+    )
+
+
+def decision_to_proto(view: DecisionView) -> pb.Decision:
+    """Return a decision as a message."""
+    return pb.Decision(
+        at_s=view.at_s,
+        numbers=view.numbers,
+        jobs=[_decided_job_to_proto(job) for job in view.jobs],
+        unchanged_count=view.unchanged_count,
+    )
+
+
+def _decided_job_to_proto(job: DecidedJob) -> pb.DecidedJob:
+    return pb.DecidedJob(
+        job_id=job.job_id,
+        group=group_to_proto(job.group) if job.group is not None else None,
+        plan=plan_to_proto(job.plan) if job.plan is not None else None,
+        reasons=[reason_to_proto(item) for item in job.reasons],
+    )
+
+
+def decision_from_proto(message: pb.Decision) -> DecisionView:
+    """Return the decision of a message."""
+    return DecisionView(
+        at_s=message.at_s,
+        numbers=dict(message.numbers),
+        jobs=tuple(_decided_job_from_proto(job) for job in message.jobs),
+        unchanged_count=message.unchanged_count,
+    )
+
+
+def _decided_job_from_proto(message: pb.DecidedJob) -> DecidedJob:
+    return DecidedJob(
+        job_id=JobId(message.job_id),
+        group=group_from_proto(message.group) if message.HasField("group") else None,
+        plan=plan_from_proto(message.plan) if message.HasField("plan") else None,
+        reasons=tuple(reason_from_proto(item) for item in message.reasons),
     )

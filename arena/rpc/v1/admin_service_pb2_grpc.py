@@ -55,6 +55,11 @@ class AdminServiceStub:
                 request_serializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeRequest.SerializeToString,
                 response_deserializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeResponse.FromString,
                 _registered_method=True)
+        self.ListDecisions = channel.unary_unary(
+                '/arena.rpc.v1.AdminService/ListDecisions',
+                request_serializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsRequest.SerializeToString,
+                response_deserializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -85,6 +90,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDecisions(self, request, context):
+        """The latest decisions; may be read by every user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +119,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UndrainNode,
                     request_deserializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeRequest.FromString,
                     response_serializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeResponse.SerializeToString,
+            ),
+            'ListDecisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDecisions,
+                    request_deserializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsRequest.FromString,
+                    response_serializer=arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class AdminService:
             '/arena.rpc.v1.AdminService/UndrainNode',
             arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeRequest.SerializeToString,
             arena_dot_rpc_dot_v1_dot_admin__service__pb2.UndrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDecisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/arena.rpc.v1.AdminService/ListDecisions',
+            arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsRequest.SerializeToString,
+            arena_dot_rpc_dot_v1_dot_admin__service__pb2.ListDecisionsResponse.FromString,
             options,
             channel_credentials,
             insecure,

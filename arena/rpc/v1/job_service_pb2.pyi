@@ -79,7 +79,10 @@ class GetJobRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    EXPLAIN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    explain: _builtins.bool
+    """Ask the policy as well, as things are now; takes about as long as a decision."""
     @_builtins.property
     def hello(self) -> _common_pb2.Hello: ...
     def __init__(
@@ -87,10 +90,11 @@ class GetJobRequest(_message.Message):
         *,
         hello: _common_pb2.Hello | None = ...,
         job_id: _builtins.str = ...,
+        explain: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["explain", b"explain", "hello", b"hello", "job_id", b"job_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -102,21 +106,27 @@ class GetJobResponse(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
+    EXPLANATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> _common_pb2.Job: ...
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Attempt]:
         """Oldest first."""
 
+    @_builtins.property
+    def explanation(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Reason]:
+        """What the policy says of the job now, if it was asked and has more to say than the job's reasons."""
+
     def __init__(
         self,
         *,
         job: _common_pb2.Job | None = ...,
         attempts: _abc.Iterable[_common_pb2.Attempt] | None = ...,
+        explanation: _abc.Iterable[_common_pb2.Reason] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "explanation", b"explanation", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

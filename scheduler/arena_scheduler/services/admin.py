@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from arena.domain.events import NodeDrainChanged
 from arena.domain.launch import NodeId
 from arena.errors import UserError
+from arena.policies.base import Decision
 from arena.rpc import codec
 from arena.rpc.v1 import admin_service_pb2 as pb
 from arena.rpc.v1 import admin_service_pb2_grpc
+from arena.rpc.views import DecidedJob, DecisionView
 from arena_scheduler.access import Access, Caller
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.inbox import Inbox
+from arena_scheduler.reading import Reader
 from arena_scheduler.services.calls import unary
 
 STATUS_JOBS_DEFAULT = 50
 STATUS_JOBS_MAX = 500
 NODES_PER_PAGE = 200
+DECISIONS_DEFAULT = 10
+DECISIONS_MAX = 50
 
 
 class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
     """Status, nodes, drains."""
 
-    def __init__(self, *, access: Access, view: ClusterView, inbox: Inbox) -> None:
+    def __init__(self, *, access: Access, view: ClusterView, inbox: Inbox, reader: Reader) -> None:
         self.access = access
         self._view = view
         self._inbox = inbox
+        self._reader = reader
 
     @unary
     async def GetStatus(self, request: pb.GetStatusRequest, caller: Caller) -> pb.GetStatusResponse:  # noqa: N802
@@ -46,6 +54,16 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         )
 
     @unary
+    async def ListDecisions(  # noqa: N802
+        self, request: pb.ListDecisionsRequest, caller: Caller
+    ) -> pb.ListDecisionsResponse:
+        """Return the latest decisions, newest first."""
+        count_max = min(request.count_max or DECISIONS_DEFAULT, DECISIONS_MAX)
+        found = await asyncio.to_thread(self._reader.decisions, count_max)
+        shown = [codec.decision_to_proto(_view_of(at_s, decision)) for at_s, decision in found]
+        return pb.ListDecisionsResponse(decisions=shown)
+
+    @unary
     async def DrainNode(self, request: pb.DrainNodeRequest, caller: Caller) -> pb.DrainNodeResponse:  # noqa: N802
         """Give a node no new work."""
         node = await self._change(request.node_id, caller, drain=True, why=request.why)
@@ -65,3 +83,17 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         node_id = self._view.node(NodeId(name)).node_id
         await self._inbox.request(NodeDrainChanged(node_id=node_id, drain=drain, by=caller.user, why=why))
         return codec.node_to_proto(self._view.node(node_id), self._view.state.holders)
+
+
+def _view_of(at_s: float, decision: Decision) -> DecisionView:
+    jobs = tuple(
+        DecidedJob(
+            job_id=job_id,
+            group=None if choice is None else choice.group,
+            plan=None if choice is None else choice.plan,
+            reasons=tuple(decision.reasons.get(job_id, ())) or (() if choice is None else (choice.cause,)),
+        )
+        for job_id, choice in sorted(decision.choices.items())
+    )
+    unchanged_count = len(decision.reasons.keys() - decision.choices.keys())
+    return DecisionView(at_s=at_s, numbers=decision.numbers, jobs=jobs, unchanged_count=unchanged_count)

@@ -97,9 +97,11 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         record = await self._job(request.job_id)
         attempts = await asyncio.to_thread(self._reader.attempts_of, record.job_id)
         private = caller.owns(record.user)
+        explanation = await asyncio.to_thread(self._view.explanation, record.job_id) if request.explain else ()
         return pb.GetJobResponse(
             job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=True)),
             attempts=[codec.attempt_to_proto(attempt, private=private) for attempt in attempts],
+            explanation=[codec.reason_to_proto(item) for item in explanation],
         )
 
     @unary

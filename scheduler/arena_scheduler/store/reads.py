@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Engine, Select, and_, func, or_, select
 
 from arena.domain.events import EVENT_JSON, Event, GridBuilt
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState
+from arena.policies.base import Decision
 from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
-from arena_scheduler.store.records import ATTEMPT_JSON, GRID_JSON, HISTORY_JSON, JOB_JSON
-from arena_scheduler.store.schema import ATTEMPTS, GRIDS, HISTORY, INPUTS, JOBS
+from arena_scheduler.store.records import ATTEMPT_JSON, DECISION_JSON, GRID_JSON, HISTORY_JSON, JOB_JSON
+from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOBS
 
 _IDS_AT_ONCE = 500
 
@@ -90,6 +93,16 @@ class SqliteReader:
         statement = select(HISTORY.c.data).where(*conditions).order_by(HISTORY.c.entry_index).limit(count_max)
         with self._engine.begin() as connection:
             return tuple(HISTORY_JSON.validate_json(text) for text in connection.scalars(statement))
+
+    def decisions(self, count_max: int) -> tuple[tuple[float, Decision], ...]:
+        """Return the latest decisions with their instants, newest first; one that cannot be read is left out."""
+        statement = select(DECISIONS.c.at_s, DECISIONS.c.decision).order_by(DECISIONS.c.seq.desc()).limit(count_max)
+        found = []
+        with self._engine.begin() as connection:
+            for at_s, text in connection.execute(statement):
+                with contextlib.suppress(ValidationError):  # of a version that knew other reasons
+                    found.append((at_s, DECISION_JSON.validate_json(text)))
+        return tuple(found)
 
     def count_by_state(self) -> Mapping[JobState, int]:
         """Return the number of jobs in each state."""
