@@ -19,7 +19,7 @@ $(BIN)/arena: pyproject.toml $(CONSTRAINTS)
 
 install: $(BIN)/arena ## The virtual environment with everything
 
-demo: $(BIN)/arena ## Two jobs share four virtual GPUs and change their plans while they train
+demo: $(BIN)/arena ## Three jobs share four virtual GPUs and change their plans while they train
 	$(BIN)/python experiments/demo/run.py
 
 test: $(BIN)/arena lint types ## Everything that must hold: lint, types, layers, tests (fast ones first)

@@ -1,4 +1,4 @@
-"""Two jobs share four virtual GPUs: the first changes its plan twice while it trains, and both finish.
+"""Three jobs share four virtual GPUs: the first changes its plan while it trains, and all finish.
 
 Everything printed and drawn comes from ``arena events --json`` of a real scheduler, real agents and real workers.
 """
@@ -29,6 +29,7 @@ from matplotlib import pyplot as plt
 HERE = Path(__file__).resolve().parent
 ARENA = Path(sys.executable).with_name("arena")
 QUIET_KINDS = frozenset({"checkpoint_saved", "grid_built", "decision", "node_state", "scheduler_started"})
+OTHERS = ("second", "third")
 MEAN_STEPS = 10
 PARTS = ("stop_s", "place_s", "launch_s", "load_s", "first_step_s")
 Entry = Mapping[str, Any]
@@ -77,8 +78,8 @@ def cluster_of(directory: Path, *, agents: int, gpus_per_agent: int) -> Iterator
         subprocess.run([str(ARENA), "down", "--dir", str(directory)], check=False, capture_output=True)
 
 
-def play(cluster: Cluster, console: Console, *, second_at_step: int) -> list[Entry]:
-    """Submit the first job, the second once the first has come far enough, and return all entries of both."""
+def play(cluster: Cluster, console: Console, *, others_at_step: int) -> list[Entry]:
+    """Submit the first job, the others once it has come far enough, and return all entries of all three."""
     names = {cluster.arena("submit", str(HERE / "first.yaml"))["job_id"]: "first"}
     entries: list[Entry] = []
     began_at_s: float | None = None
@@ -91,10 +92,10 @@ def play(cluster: Cluster, console: Console, *, second_at_step: int) -> list[Ent
         began_at_s = entry["at_s"] if began_at_s is None else began_at_s
         if entry["kind"] not in QUIET_KINDS and worth_a_line(entry):
             console.print(line_of(entry, names[job_id], began_at_s), highlight=False, markup=False)
-        if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= second_at_step:
-            second = cluster.arena("submit", str(HERE / "second.yaml"))["job_id"]
-            names[second] = "second"
-            open_jobs.add(second)
+        if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= others_at_step:
+            others = {cluster.arena("submit", str(HERE / f"{name}.yaml"))["job_id"]: name for name in OTHERS}
+            names |= others
+            open_jobs |= set(others)
         if entry["kind"] == "job_state" and entry["data"]["after"] in {"succeeded", "failed", "cancelled"}:
             open_jobs.discard(job_id)
             if not open_jobs:
@@ -136,9 +137,9 @@ def changes_table(entries: list[Entry]) -> Table:
 
 
 def draw(entries: list[Entry], path: Path) -> None:
-    """Draw the loss of both jobs over their steps (each step pale, running mean bold), plan changes marked."""
+    """Draw the loss of the jobs over their steps (each step pale, running mean bold), plan changes marked."""
     figure, axes = plt.subplots(figsize=(10, 5.5), layout="constrained")
-    for job, colour in (("first", "tab:blue"), ("second", "tab:orange")):
+    for job, colour in (("first", "tab:blue"), ("second", "tab:orange"), ("third", "tab:green")):
         progress = [entry["data"] for entry in entries if entry["job"] == job and entry["kind"] == "job_progress"]
         steps = np.array([step for data in progress for step in data["steps"]])
         losses = np.array([loss for data in progress for loss in data["losses"]])
@@ -167,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where the picture goes")
     parser.add_argument(
-        "--second-at-step", type=int, default=120, help="step of the first job at which the second comes"
+        "--others-at-step", type=int, default=60, help="step of the first job at which the others come"
     )
     parser.add_argument("--keep", action="store_true", help="keep the cluster's files")
     arguments = parser.parse_args()
@@ -175,7 +176,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="arena-demo-"))
     try:
         with cluster_of(directory, agents=2, gpus_per_agent=2) as cluster:
-            entries = play(cluster, console, second_at_step=arguments.second_at_step)
+            entries = play(cluster, console, others_at_step=arguments.others_at_step)
     finally:
         if arguments.keep:
             console.print(f"files in {directory}")

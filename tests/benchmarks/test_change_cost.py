@@ -20,7 +20,7 @@ def test_change_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     changes = []
     for run in range(RUNS):
         with cluster_of(tmp_path / f"run-{run}", agents=2, gpus_per_agent=2) as cluster:
-            entries = play(cluster, Console(file=io.StringIO()), second_at_step=60)
+            entries = play(cluster, Console(file=io.StringIO()), others_at_step=60)
         found = [entry["data"] for entry in entries if entry["kind"] == "plan_changed"]
         assert found, "no plan change"
         changes += found
