@@ -186,7 +186,9 @@ class Hunt:
             yield program, near
 
     def _pipelines(self) -> Iterator[tuple[Program, tuple[int, ...]]]:
-        for program in self.programs:
+        # Where a proof follows, it meets what the first looks leave out: what looks best first leaves out most.
+        programs = sorted(self.programs, key=self._work_s) if self.space.proves else self.programs
+        for program in programs:
             for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
                 yield program, cuts
 
