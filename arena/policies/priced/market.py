@@ -13,11 +13,13 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
 from arena.domain.launch import NodeId
+from arena.domain.replacing import quickly_made
 from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import Capacity, Pool
-from arena.policies.priced.columns import Floats, Ints
+from arena.policies.priced.columns import NONE, Floats, Ints
 
 TABLES_REMEMBERED = 10_000
+SHAPES_REMEMBERED = 8
 HALVED_SIZE_MIN = 8
 """Halves of nodes from this size on are rows of their own."""
 
@@ -71,6 +73,7 @@ class Table:
     gpu_count: Floats
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
     """A job that competes for GPUs.
@@ -131,22 +134,39 @@ class Market:
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
-    """Tables of grids, made once for each grid and set of pools.
+class RowTables:
+    """Tables of grids over some rows, made once for each grid.
 
     A grid is kept beside its table, so that its identity stays its own.
     """
 
-    _made: dict[tuple[int, bool, tuple[Row, ...]], Table] = field(default_factory=dict, repr=False, compare=False)
+    rows: tuple[Row, ...]
+    _made: dict[tuple[int, bool], Table] = field(default_factory=dict, repr=False, compare=False)
 
-    def of(self, grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
+    def of(self, grid: Grid, *, same_zone: bool) -> Table:
         """Return the table of a grid."""
-        key = (id(grid), same_zone, rows)
+        key = (id(grid), same_zone)
         found = self._made.get(key)
         if found is None:
             if len(self._made) >= TABLES_REMEMBERED:
                 self._made.clear()
-            found = self._made[key] = _table(grid, rows, same_zone=same_zone)
+            found = self._made[key] = _table(grid, self.rows, same_zone=same_zone)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Tables of grids for each set of rows."""
+
+    _made: dict[tuple[Row, ...], RowTables] = field(default_factory=dict, repr=False, compare=False)
+
+    def over(self, rows: tuple[Row, ...]) -> RowTables:
+        """Return the tables over some rows; those of earlier shapes of the cluster are forgotten in time."""
+        found = self._made.get(rows)
+        if found is None:
+            if len(self._made) >= SHAPES_REMEMBERED:
+                self._made.clear()
+            found = self._made[rows] = RowTables(rows)
         return found
 
 
@@ -192,9 +212,10 @@ def _usages(
 def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     """Return what a snapshot's decision is about; jobs that may not be touched are left out with what they have."""
     rows = rows_of(snapshot.shape)
+    made = tables.over(rows)
     movable = dict(_movable(snapshot))
-    supply, kept = _supply(snapshot.capacity, rows, {job_id: one.allocation for job_id, one in movable.items()})
-    contenders = [*_running(snapshot, tables, rows, movable, kept), *_waiting(snapshot, tables, rows)]
+    supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
+    contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
     return _columns(rows, supply, contenders)
 
 
@@ -208,35 +229,39 @@ def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
             yield job_id, holding
 
 
-def _supply(
-    capacity: Capacity, rows: Sequence[Row], allocations: Mapping[JobId, Allocation]
-) -> tuple[Floats, dict[JobId, Floats]]:
+def _supply(capacity: Capacity, rows: Sequence[Row], allocations: Sequence[Allocation]) -> tuple[Floats, Floats]:
     """Return what there is of each row if all of these were given up, and the part of it that each of them holds.
 
     Of a whole node, those that share it hold parts in proportion to their GPUs: one that is alone on it holds all.
     """
-    held: dict[NodeId, int] = {}
-    for allocation in allocations.values():
-        for share in allocation.shares:
-            if share.node_id in capacity.devices:
-                held[share.node_id] = held.get(share.node_id, 0) + len(share.device_ids)
     supply = np.array([_free_chunks(capacity, row) for row in rows])
-    by_pool = {row.pool: [at for at, one in enumerate(rows) if one.pool == row.pool] for row in rows}
-    by_gpu: dict[NodeId, list[tuple[int, float]]] = {}
-    for node_id, count in held.items():
-        free = len(capacity.free_items(node_id))
-        for at in by_pool.get(capacity.devices[node_id].pool, ()):
-            chunk = rows[at].chunk
-            gained = ((free + count) // chunk - free // chunk) * chunk
-            supply[at] += gained
-            by_gpu.setdefault(node_id, []).append((at, gained / count))
-    kept = {}
-    for job_id, allocation in allocations.items():
-        own = kept[job_id] = np.zeros(len(rows))
-        for share in allocation.shares:
-            for at, each in by_gpu.get(share.node_id, ()):
-                own[at] += each * len(share.device_ids)
-    return supply, kept
+    kept = np.zeros((len(allocations), len(rows)))
+    number: dict[NodeId, int] = {}
+    shares = [
+        (at, number.setdefault(share.node_id, len(number)), len(share.device_ids))
+        for at, allocation in enumerate(allocations)
+        for share in allocation.shares
+        if share.node_id in capacity.devices
+    ]
+    if not shares:
+        return supply, kept
+    owner, node, count = np.array(shares, dtype=np.intp).T
+    held = np.bincount(node, weights=count).astype(np.float64)
+    free = np.array([len(capacity.free_items(node_id)) for node_id in number], dtype=np.float64)
+    gained = _gained(capacity, rows, tuple(number), free, held)
+    np.add.at(kept, owner, gained[node] * (count / held[node])[:, None])
+    return supply + gained.sum(axis=0), kept
+
+
+def _gained(capacity: Capacity, rows: Sequence[Row], nodes: Sequence[NodeId], free: Floats, held: Floats) -> Floats:
+    """Return by how much more each node has of each row when it gets back what is held of it; shape (nodes, rows)."""
+    pools = sorted({row.pool for row in rows})
+    index = {pool: at for at, pool in enumerate(pools)}
+    pool_of_node = np.array([index.get(capacity.devices[node_id].pool, -1) for node_id in nodes])
+    chunk = np.array([float(row.chunk) for row in rows])
+    pool_of_row = np.array([index[row.pool] for row in rows])
+    gained = ((free + held)[:, None] // chunk - free[:, None] // chunk) * chunk
+    return np.where(pool_of_node[:, None] == pool_of_row, gained, 0.0)
 
 
 def _free_chunks(capacity: Capacity, row: Row) -> float:
@@ -249,31 +274,27 @@ def _free_chunks(capacity: Capacity, row: Row) -> float:
     )
 
 
-def _waiting(snapshot: Snapshot, tables: Tables, rows: tuple[Row, ...]) -> Iterator[Contender]:
+def _waiting(snapshot: Snapshot, tables: RowTables) -> Iterator[Contender]:
     for job_id in snapshot.waiting:
         grid = snapshot.grids.get(job_id)
         if grid is None:
             continue
-        table = tables.of(grid, rows, same_zone=snapshot.jobs[job_id].spec.gpus.same_zone)
+        table = tables.of(grid, same_zone=snapshot.jobs[job_id].spec.gpus.same_zone)
         if table.cells:
             yield Contender(job_id=job_id, table=table)
 
 
 def _running(
-    snapshot: Snapshot,
-    tables: Tables,
-    rows: tuple[Row, ...],
-    movable: Mapping[JobId, Holding],
-    kept: Mapping[JobId, Floats],
+    snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding], kept: Floats
 ) -> Iterator[Contender]:
     """Yield the jobs that run and may be stopped."""
-    for job_id, holding in movable.items():
+    for at, (job_id, holding) in enumerate(movable.items()):
         spec, grid = snapshot.jobs[job_id].spec, snapshot.grids[job_id]
         yield Contender(
             job_id=job_id,
-            table=tables.of(grid, rows, same_zone=spec.gpus.same_zone),
+            table=tables.of(grid, same_zone=spec.gpus.same_zone),
             holding=holding,
-            kept=kept[job_id],
+            kept=kept[at],
             kept_speed=_speed_of(grid, holding) or 0.0,
             is_shapeable=spec.kind is JobKind.MALLEABLE,
         )
@@ -287,33 +308,36 @@ def _speed_of(grid: Grid, holding: Holding) -> float | None:
 
 
 def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contender]) -> Market:
-    job, entry, speed, count, usage, keeping, at = [], [], [], [], [], [], 0
-    for number, contender in enumerate(contenders):
-        table, holding = contender.table, contender.holding
-        size = len(table.speed) if contender.is_shapeable else 0
-        entry.append(np.arange(size))
-        speed.append(table.speed[:size])
-        count.append(table.gpu_count[:size])
-        usage.append(table.usage[:size])
-        if holding is not None:
-            entry.append(np.array([-1]))
-            speed.append(np.array([contender.kept_speed]))
-            count.append(np.array([float(holding.group.gpu_count)]))
-            assert contender.kept is not None
-            usage.append(contender.kept[None, :])
-            size += 1
-        job.append(np.full(size, number))
-        at += size
-        keeping.append(at - 1 if holding is not None else -1)
-    width = len(rows)
+    """Lay the contenders' columns side by side: those of their tables, then what they have."""
+    tables = list({id(contender.table): contender.table for contender in contenders}.values())
+    holders = [contender for contender in contenders if contender.holding is not None]
+    offsets = dict(zip(map(id, tables), _before([len(table.speed) for table in tables]).tolist(), strict=True))
+    size = np.array([len(one.table.speed) if one.is_shapeable else 0 for one in contenders], dtype=np.intp)
+    has = np.array([one.holding is not None for one in contenders], dtype=bool)
+    starts, total = _before(size + has), int((size + has).sum())
+    job = np.repeat(np.arange(len(contenders)), size + has)
+    entry = np.arange(total) - starts[job]
+    keeping = np.where(has, starts + size, NONE)
+    first = np.array([offsets[id(one.table)] for one in contenders], dtype=np.intp)
+    source = first[job] + entry
+    source[keeping[has]] = sum(len(table.speed) for table in tables) + np.arange(len(holders))
+    entry[keeping[has]] = NONE
+    kept_usage = [np.zeros((0, len(rows))), *(one.kept[None, :] for one in holders if one.kept is not None)]
+    kept_count = [float(one.holding.group.gpu_count) for one in holders if one.holding is not None]
     return Market(
         rows=rows,
         supply=supply,
         contenders=tuple(contenders),
-        job=np.concatenate([np.arange(0), *job]),
-        entry=np.concatenate([np.arange(0), *entry]),
-        speed=np.concatenate([np.zeros(0), *speed]),
-        gpu_count=np.concatenate([np.zeros(0), *count]),
-        usage=np.concatenate([np.zeros((0, width)), *usage]),
-        keeping=np.array(keeping, dtype=np.intp),
+        job=job,
+        entry=entry,
+        speed=np.concatenate([*(one.speed for one in tables), [one.kept_speed for one in holders]])[source],
+        gpu_count=np.concatenate([*(one.gpu_count for one in tables), kept_count])[source],
+        usage=np.concatenate([*(one.usage for one in tables), *kept_usage])[source],
+        keeping=keeping,
     )
+
+
+def _before(counts: Sequence[int] | Ints) -> Ints:
+    """Return how many come before each of them."""
+    ends = np.cumsum(np.asarray(counts, dtype=np.intp))
+    return np.asarray(ends - counts, dtype=np.intp)
