@@ -21,6 +21,9 @@ _SLACK = 1e-9
 _SHORTLIST = 512
 """Columns looked at when a choice is repaired: those that cost their job least."""
 
+_FAR = 0.05
+"""Of the bound; a start that is worse by more than this is not improved."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
@@ -73,12 +76,16 @@ def solve(
         incumbents: Choices that fit, to begin with; ties are decided for the first.
     """
     priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
-    found: Ints | None = None
-    for start in [*incumbents, repaired(columns, supply, priced)]:
+    starts = [*incumbents, repaired(columns, supply, priced)]
+    found = starts[0]
+    for start in sorted(starts, key=columns.worth, reverse=True):
+        if columns.worth(start) < columns.worth(found) - _FAR * priced.bound:
+            break
         better = exchanged(columns, supply, priced, start, effort)
-        if found is None or columns.worth(better) > columns.worth(found) * (1 + 1e-12):
+        if columns.worth(better) > columns.worth(found) * (1 + 1e-12):
             found = better
-    assert found is not None
+        if priced.bound - columns.worth(found) <= effort.gap * priced.bound:
+            break
     answer = Answer(chosen=found, value=columns.worth(found), priced=priced)
     if answer.gap <= effort.gap or not effort.nodes:
         return answer
@@ -151,13 +158,22 @@ def _heaviest(columns: Columns, chosen: Ints, excess: Floats) -> tuple[int, int]
 
 
 def exchanged(columns: Columns, supply: Floats, priced: Priced, start: Ints, effort: Effort) -> Ints:
-    """Return a choice improved by single changes and by exchanges between two jobs, steepest first."""
+    """Return a choice improved by single changes and by exchanges between two jobs, steepest first.
+
+    Only columns that could be part of a better choice are looked at: those that cost their job, at these prices, no
+    more than what is missing to the bound; of too many of them the cheapest.
+    """
     chosen = start.copy()
-    aim = effort.gap * priced.bound
+    aim, missing = effort.gap * priced.bound, priced.bound - columns.worth(start)
+    if missing <= aim:
+        return chosen
+    loss = priced.profit[columns.job] - priced.reduced
+    keep = _cheapest(loss, _EXCHANGED_MAX)
+    offers = _offers(columns, priced, keep[loss[keep] <= missing])
     for _ in range(effort.exchanges + columns.job_count):
         if priced.bound - columns.worth(chosen) <= aim:
             break
-        step = _best_step(columns, supply, priced, chosen)
+        step = _best_step(columns, supply, priced, chosen, offers)
         if step is None:
             break
         for job, column in step:
@@ -165,32 +181,59 @@ def exchanged(columns: Columns, supply: Floats, priced: Priced, start: Ints, eff
     return chosen
 
 
+_EXCHANGED_MAX = 2_048
+"""Columns that exchanges look at."""
+
 _CANDIDATES = 24
 """Wishes that an exchange is looked for, those with the largest gain at the prices first."""
 
 
-def _best_step(columns: Columns, supply: Floats, priced: Priced, chosen: Ints) -> tuple[tuple[int, int], ...] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offers:
+    """Columns that exchanges look at, ascending; ``column`` is their number among all."""
+
+    column: Ints
+    job: Ints
+    value: Floats
+    usage: Floats
+    reduced: Floats
+
+
+def _offers(columns: Columns, priced: Priced, keep: Ints) -> _Offers:
+    return _Offers(
+        column=keep,
+        job=columns.job[keep],
+        value=columns.value[keep],
+        usage=columns.usage[keep],
+        reduced=priced.reduced[keep],
+    )
+
+
+def _best_step(
+    columns: Columns, supply: Floats, priced: Priced, chosen: Ints, offers: _Offers
+) -> tuple[tuple[int, int], ...] | None:
     """Return the change of one job, or of two, that gains most."""
     has = chosen >= 0
     taken = np.where(has[:, None], columns.usage[chosen], 0.0)
     worth = np.where(has, columns.value[chosen], 0.0)
     free = supply - taken.sum(axis=0)
-    gain = columns.value - worth[columns.job]
-    short = columns.usage - taken[columns.job] - free
+    gain = offers.value - worth[offers.job]
+    short = offers.usage - taken[offers.job] - free
     least = 1e-9 * max(priced.bound, 0.0)
     fits = (short <= _SLACK).all(axis=1) & (gain > least)
     best_gain = 0.0
     best: tuple[tuple[int, int], ...] | None = None
     if fits.any():
         at = int(np.argmax(np.where(fits, gain, -np.inf)))
-        best_gain, best = float(gain[at]), ((int(columns.job[at]), at),)
+        best_gain, best = float(gain[at]), ((int(offers.job[at]), int(offers.column[at])),)
     kept = np.where(has, priced.reduced[chosen], 0.0)
-    wish = np.where((gain > max(best_gain, least)) & ~fits, priced.reduced - kept[columns.job], -np.inf)
+    wish = np.where((gain > max(best_gain, least)) & ~fits, offers.reduced - kept[offers.job], -np.inf)
     for at in _top(wish, _CANDIDATES):
-        job, need = int(columns.job[at]), short[at]
-        other, column, lost = _cheapest_release(columns, chosen, (taken, worth), need, job)
+        job, need = int(offers.job[at]), short[at]
+        other, column, lost = _cheapest_release(offers, chosen, (taken, worth), need, job)
         if gain[at] - lost > max(best_gain, least):
-            best_gain, best = float(gain[at] - lost), ((other, column), (job, at))
+            best_gain = float(gain[at] - lost)
+            best = ((other, column), (job, int(offers.column[at])))
     return best
 
 
@@ -204,19 +247,19 @@ def _top(values: Floats, count: int) -> Ints:
 
 
 def _cheapest_release(
-    columns: Columns, chosen: Ints, having: tuple[Floats, Floats], need: Floats, job: int
+    offers: _Offers, chosen: Ints, having: tuple[Floats, Floats], need: Floats, job: int
 ) -> tuple[int, int, float]:
     """Return the other job, and the column it would fall back to, that makes room at the least loss."""
     taken, worth = having
     gives_all = (need <= taken + _SLACK).all(axis=1) & (chosen >= 0)
     gives_all[job] = False
     none_loss = np.where(gives_all, worth, np.inf)
-    gives = (need <= taken[columns.job] - columns.usage + _SLACK).all(axis=1) & (columns.job != job)
-    gives &= chosen[columns.job] >= 0
-    loss = np.where(gives, worth[columns.job] - columns.value, np.inf)
+    gives = (need <= taken[offers.job] - offers.usage + _SLACK).all(axis=1) & (offers.job != job)
+    gives &= chosen[offers.job] >= 0
+    loss = np.where(gives, worth[offers.job] - offers.value, np.inf)
     other, at = int(np.argmin(none_loss)), int(np.argmin(loss))
     if loss[at] <= none_loss[other]:
-        return int(columns.job[at]), at, float(loss[at])
+        return int(offers.job[at]), int(offers.column[at]), float(loss[at])
     return other, NONE, float(none_loss[other])
 
 

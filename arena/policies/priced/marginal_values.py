@@ -12,9 +12,11 @@ speed-ups that end somewhere it is whatever they make of it.
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from arena.domain.replacing import quickly_made
 
 Curve = tuple[tuple[float, float], ...]
 """Corners (share of the machine, steps per second) of a concave speed-up, without the origin, shares ascending."""
@@ -22,6 +24,7 @@ Curve = tuple[tuple[float, float], ...]
 _NOTHING = 1e-12
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """A job as the recursion sees it.
@@ -64,62 +67,113 @@ def marginal_values(workers: Sequence[Worker]) -> tuple[list[float], float]:
     """
     values = [0.0] * len(workers)
     price = sum(worker.weight for worker in workers)
+    curves = {id(worker.curve): worker.curve for worker in workers}
+    rises = {key: _rises_of(curve) for key, curve in curves.items()}
     for _ in range(2):
-        sizes = [_size(worker, price) for worker in workers]
+        sizes = _sizes(workers, price)
         order = sorted(range(len(workers)), key=lambda at: (-sizes[at], at))
-        price = _recursion(workers, order, values)
+        price = _recursion(workers, order, rises, values)
     return values, price
 
 
-def _size(worker: Worker, price: float) -> float:
-    """Return the least cost of a job's remaining work, time and machine, by unit of weight."""
-    cost = min((worker.weight + price * share) / speed for share, speed in worker.curve)
-    return worker.remaining_steps * cost / worker.weight
+def _sizes(workers: Sequence[Worker], price: float) -> list[float]:
+    """Return the least cost of each job's remaining work, time and machine, by unit of weight."""
+    costs: dict[tuple[int, float], float] = {}
+    sizes = []
+    for worker in workers:
+        weight = worker.weight
+        key = (id(worker.curve), weight)
+        cost = costs.get(key)
+        if cost is None:
+            cost = costs[key] = min([(weight + price * share) / speed for share, speed in worker.curve]) / weight
+        sizes.append(worker.remaining_steps * cost)
+    return sizes
 
 
-def _recursion(workers: Sequence[Worker], order: Sequence[int], values: list[float]) -> float:
+_Rise = tuple[float, float, float, float]
+"""Share and speed of a corner, the width of the step up to it, and the speed gained there by unit of share."""
+
+
+def _rises_of(curve: Curve) -> tuple[_Rise, ...]:
+    rises = []
+    share_before = speed_before = 0.0
+    for share, speed in curve:
+        width = share - share_before
+        rises.append((share, speed, width, (speed - speed_before) / width if width > 0.0 else math.inf))
+        share_before, speed_before = share, speed
+    return tuple(rises)
+
+
+def _recursion(
+    workers: Sequence[Worker], order: Sequence[int], rises: Mapping[int, tuple[_Rise, ...]], values: list[float]
+) -> float:
     """Fill in the values, last end first; return what the last bit of the machine is worth."""
-    held: list[tuple[float, float]] = []  # (-worth of a unit, share) of what is in use, the least worth last
-    free = 1.0
+    held = _Held(worths=[], widths=[])
     for at in order:
         worker = workers[at]
-        value = _value(worker, held, free)
+        own = rises[id(worker.curve)]
+        value, best = _value(worker.weight, own, held)
         values[at] = value
-        share_before = speed_before = 0.0
-        for share, speed in worker.curve:
-            width = share - share_before
+        held.put(value, own, best)
+    return -held.worths[-1] if held.worths and held.free <= _NOTHING else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """What of the machine is in use.
+
+    Args:
+        worths: Worth of a unit of each piece, negative, so that the least worth comes last.
+        widths: Its share of the machine.
+    """
+
+    worths: list[float]
+    widths: list[float]
+    free: float = 1.0
+
+    def put(self, value: float, own: Sequence[_Rise], best: int) -> None:
+        """Give room to a job's steps, and take it from whatever is worth least, itself included.
+
+        Nothing beyond the step after its best corner is worth what would have to give way for it, unless some room is
+        free.
+        """
+        worths, widths = self.worths, self.widths
+        end = best + 2 if self.free - own[best][0] <= 0.0 else len(own)
+        for _, _, width, slope in own[:end]:
             if width > 0.0:  # what takes no room has none to give
-                insort(held, (-value * (speed - speed_before) / width, width))
-            share_before, speed_before = share, speed
-        free -= share_before
-        while free < -_NOTHING:
-            worth, width = held.pop()
-            if width > -free + _NOTHING:
-                held.append((worth, width + free))
-                free = 0.0
+                worth = -value * slope
+                position = bisect_right(worths, worth)
+                worths.insert(position, worth)
+                widths.insert(position, width)
+                self.free -= width
+        while self.free < -_NOTHING:
+            width = widths[-1]
+            if width > _NOTHING - self.free:
+                widths[-1] = width + self.free
+                self.free = 0.0
             else:
-                free += width
-    return -held[-1][0] if held and free <= _NOTHING else 0.0
+                worths.pop()
+                widths.pop()
+                self.free += width
 
 
-def _value(worker: Worker, held: Sequence[tuple[float, float]], free: float) -> float:
-    """Return the least of (weight + loss of the others) / speed over the corners that the machine holds."""
-    best, loss, reached = math.inf, 0.0, 0.0
-    width, worth, position = max(free, 0.0), 0.0, len(held)
-    for share, speed in worker.curve:
-        need = share - reached
+def _value(weight: float, own: Sequence[_Rise], held: _Held) -> tuple[float, int]:
+    """Return the least of (weight + loss of the others) / speed over the corners that the machine holds, and which."""
+    best, best_at, loss = math.inf, 0, 0.0
+    width, worth, position = max(held.free, 0.0), 0.0, len(held.worths)
+    for at, (_, speed, step, _) in enumerate(own):
+        need = step
         while need > width and position:
             loss += width * worth
             need -= width
             position -= 1
-            worth, width = -held[position][0], held[position][1]
+            worth, width = -held.worths[position], held.widths[position]
         if need > width + _NOTHING:
             break
         loss += need * worth
         width -= need
-        reached = share
-        value = (worker.weight + loss) / speed
+        value = (weight + loss) / speed
         if value > best * (1 + _NOTHING):  # a convex loss over a concave speed has one minimum
             break
-        best = value
-    return best if best < math.inf else worker.weight / worker.curve[0][1]
+        best, best_at = value, at
+    return (best, best_at) if best < math.inf else (weight / own[0][1], 0)
