@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from arena.domain.replacing import quickly_made
 
 Curve = tuple[tuple[float, float], ...]
 """Corners (share of the machine, steps per second) of a concave speed-up, without the origin, shares ascending."""
+
+SAMPLE_MAX = 256
+"""Jobs that the first price is worked out from at most, each of them standing for as many as it takes."""
 
 _NOTHING = 1e-12
 
@@ -63,17 +66,28 @@ def marginal_values(workers: Sequence[Worker]) -> tuple[list[float], float]:
     """Return the value of a step of each job, in seconds of weighted flow time, and that of the whole machine.
 
     The order of ends is that of the time each would take at a price of the machine; a first round is made at the price
-    of a machine that all share, a second at the price that this gave.
+    of a machine that all share, a second at the price that this gave. The first needs no more than a sample: a price
+    that is off by a hundredth moves the order of ends by less.
     """
-    values = [0.0] * len(workers)
-    price = sum(worker.weight for worker in workers)
     curves = {id(worker.curve): worker.curve for worker in workers}
-    rises = {key: _rises_of(curve) for key, curve in curves.items()}
-    for _ in range(2):
-        sizes = _sizes(workers, price)
-        order = sorted(range(len(workers)), key=lambda at: (-sizes[at], at))
-        price = _recursion(workers, order, rises, values)
+    rises = {key: _rises_of(curve, 1) for key, curve in curves.items()}
+    order = _order(workers, sum(worker.weight for worker in workers))
+    stands_for = -(-len(workers) // SAMPLE_MAX)
+    sample = [workers[at] for at in order[::stands_for]]
+    larger = rises if stands_for == 1 else {key: _rises_of(curve, stands_for) for key, curve in curves.items()}
+    _, price = _recursion([(worker.weight * stands_for, larger[id(worker.curve)]) for worker in sample])
+    order = _order(workers, price)
+    found, price = _recursion([(workers[at].weight, rises[id(workers[at].curve)]) for at in order])
+    values = [0.0] * len(workers)
+    for at, value in zip(order, found, strict=True):
+        values[at] = value
     return values, price
+
+
+def _order(workers: Sequence[Worker], price: float) -> list[int]:
+    """Return who ends after whom, the last first."""
+    sizes = _sizes(workers, price)
+    return sorted(range(len(workers)), key=lambda at: (-sizes[at], at))
 
 
 def _sizes(workers: Sequence[Worker], price: float) -> list[float]:
@@ -94,28 +108,27 @@ _Rise = tuple[float, float, float, float]
 """Share and speed of a corner, the width of the step up to it, and the speed gained there by unit of share."""
 
 
-def _rises_of(curve: Curve) -> tuple[_Rise, ...]:
+def _rises_of(curve: Curve, count: int) -> tuple[_Rise, ...]:
+    """Return the steps of so many jobs of a curve, which go together."""
     rises = []
     share_before = speed_before = 0.0
     for share, speed in curve:
         width = share - share_before
-        rises.append((share, speed, width, (speed - speed_before) / width if width > 0.0 else math.inf))
+        slope = (speed - speed_before) / width if width > 0.0 else math.inf
+        rises.append((share * count, speed * count, width * count, slope))
         share_before, speed_before = share, speed
     return tuple(rises)
 
 
-def _recursion(
-    workers: Sequence[Worker], order: Sequence[int], rises: Mapping[int, tuple[_Rise, ...]], values: list[float]
-) -> float:
-    """Fill in the values, last end first; return what the last bit of the machine is worth."""
+def _recursion(jobs: Iterable[tuple[float, tuple[_Rise, ...]]]) -> tuple[list[float], float]:
+    """Return the values of jobs, given by weight and steps, last end first, and the worth of the machine's last bit."""
     held = _Held(worths=[], widths=[])
-    for at in order:
-        worker = workers[at]
-        own = rises[id(worker.curve)]
-        value, best = _value(worker.weight, own, held)
-        values[at] = value
+    values = []
+    for weight, own in jobs:
+        value, best = _value(weight, own, held)
         held.put(value, own, best)
-    return -held.worths[-1] if held.worths and held.free <= _NOTHING else 0.0
+        values.append(value)
+    return values, -held.worths[-1] if held.worths and held.free <= _NOTHING else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
