@@ -19,6 +19,9 @@ CUTS_MAX = 60
 TOLERANCE = 2e-4
 """Relative distance to the lowest bound at which cutting planes stop."""
 
+PATIENCE = 6
+"""Cuts that may together bring less than half of that before they stop as well."""
+
 
 def best_prices(
     columns: Columns, supply: Floats, guess: Floats, *, whole_columns_max: int = WHOLE_COLUMNS_MAX
@@ -52,6 +55,7 @@ def _by_cuts(columns: Columns, supply: Floats, guess: Floats) -> Priced:
     best = here = priced_at(columns, supply, guess)
     radius = np.maximum(guess, 0.1 * unit) * 0.5
     master = _Master(supply, unit)
+    bounds: list[float] = []
     for _ in range(CUTS_MAX):
         master.cut(here, columns.used(here.best))
         low, high = np.maximum(best.prices - radius, 0.0), best.prices + radius
@@ -66,6 +70,9 @@ def _by_cuts(columns: Columns, supply: Floats, guess: Floats) -> Priced:
             best = here
         else:
             radius = radius * 0.7
+        bounds.append(best.bound)
+        if len(bounds) > PATIENCE and bounds[-PATIENCE - 1] - best.bound <= 0.5 * TOLERANCE * best.bound:
+            break
     return best
 
 
