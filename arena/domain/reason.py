@@ -38,6 +38,7 @@ class ReasonCode(StrEnum):
     LAUNCH_FAILED = "launch_failed"
     OUTBID = "outbid"
     DISPLACES = "displaces"
+    UNMOVABLE = "unmovable"
     KEPT = "kept"
     NEXT_BEST = "next_best"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
@@ -81,6 +82,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DISPLACES: (
         "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"
     ),
+    ReasonCode.UNMOVABLE: "the GPUs for {group} are with jobs that start, change or may not be stopped at present",
     ReasonCode.KEPT: (
         "keeps {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
     ),

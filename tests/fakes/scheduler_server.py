@@ -13,6 +13,7 @@ import grpc
 
 from arena.client import LogChunk
 from arena.domain.job import JobId
+from arena.domain.reason import Reason
 from arena.domain.records import AttemptRecord, Drain, HistoryEntry, JobRecord, NodeRecord, Wish
 from arena.errors import ArenaError, NotFoundError
 from arena.rpc import codec
@@ -29,7 +30,7 @@ from arena.rpc.v1 import (
     job_service_pb2 as job_pb,
 )
 from arena.rpc.version import check_protocol
-from arena.rpc.views import StatusView
+from arena.rpc.views import DecisionView, StatusView
 
 PAGE_SIZE = 2
 
@@ -39,6 +40,8 @@ class FakeScheduler:
     """What the server serves, and what it was asked.
 
     Args:
+        decisions: The latest first.
+        explanation: What the policy says of any job, if it is asked.
         failures: Errors to raise, by method name, the next one first; a string raises a bare UNAVAILABLE status.
         requests: Every request with its method's name and metadata, in order.
         credentials: Makes it speak TLS.
@@ -50,6 +53,8 @@ class FakeScheduler:
     entries: list[HistoryEntry] = field(default_factory=list)
     logs: list[LogChunk] = field(default_factory=list)
     status: StatusView | None = None
+    decisions: list[DecisionView] = field(default_factory=list)
+    explanation: list[Reason] = field(default_factory=list)
     failures: dict[str, list[ArenaError | str]] = field(default_factory=dict)
     requests: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -98,7 +103,7 @@ class _Service:
         self._fake = fake
         for name in ("SubmitJob", "GetJob", "ListJobs", "CancelJobs", "HoldJob", "ReleaseJob"):
             setattr(self, name, self._framed(name))
-        for name in ("GetStatus", "ListNodes", "DrainNode", "UndrainNode"):
+        for name in ("GetStatus", "ListNodes", "DrainNode", "UndrainNode", "ListDecisions"):
             setattr(self, name, self._framed(name))
         for name in ("StreamEvents", "StreamLogs", "ExportJobs"):
             setattr(self, name, self._framed_stream(name))
@@ -160,7 +165,9 @@ class _Service:
         job = self._job(request.job_id)
         attempts = [item for item in self._fake.attempts if item.job_id == job.job_id]
         return job_pb.GetJobResponse(
-            job=self._shown(job), attempts=[codec.attempt_to_proto(item, private=True) for item in attempts]
+            job=self._shown(job),
+            attempts=[codec.attempt_to_proto(item, private=True) for item in attempts],
+            explanation=[codec.reason_to_proto(item) for item in self._fake.explanation if request.explain],
         )
 
     def _ListJobs(self, request: Any) -> Any:
@@ -212,6 +219,10 @@ class _Service:
     def _GetStatus(self, request: Any) -> Any:
         assert self._fake.status is not None
         return codec.status_to_proto(self._fake.status)
+
+    def _ListDecisions(self, request: Any) -> Any:
+        shown = self._fake.decisions[: request.count_max or None]
+        return admin_pb.ListDecisionsResponse(decisions=[codec.decision_to_proto(item) for item in shown])
 
     def _ListNodes(self, request: Any) -> Any:
         holders = {

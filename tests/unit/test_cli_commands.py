@@ -16,11 +16,13 @@ from arena.cli.main import run
 from arena.cli.output import Output
 from arena.cli.status import gpu_bar, write_status
 from arena.client import LogChunk
-from arena.domain.job import EvaluationSpec
+from arena.domain.allocation import GpuGroup
+from arena.domain.job import EvaluationSpec, JobId
+from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, HistoryEntry, JobState, Wish
 from arena.errors import ArenaError, InfeasibleError, InternalError, PermissionDeniedError, ResourceExhaustedError
 from arena.rpc.v1 import common_pb2
-from arena.rpc.views import GpuCounts
+from arena.rpc.views import DecidedJob, DecisionView, GpuCounts
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena, Done
@@ -180,6 +182,47 @@ def test_jobs_are_found_by_id_beginning_and_name(arena: Arena, fake: FakeSchedul
     ambiguous = arena("why", "zz")
     assert ambiguous.code == 4
     assert "stands for 2 jobs: zz-11, zz-10" in ambiguous.err
+
+
+def test_what_the_policy_says_now_takes_the_place_of_what_it_said_before(arena: Arena, fake: FakeScheduler) -> None:
+    old = reason(ReasonCode.OUTBID, group="cpu 2", value=1.0, price=2.0)
+    fake.add_job(job_record("w-1", reasons=(old, reason(ReasonCode.HELD, by="ann"))))
+    fresh = reason(ReasonCode.OUTBID, group="cpu 1", value=0.5, price=0.75)
+    fake.explanation = [fresh, reason(ReasonCode.DISPLACES, group="cpu 1", jobs="w-2 (all of it)", loss=0.25)]
+    lines = arena("why", "w-1").out.splitlines()[1:]
+    assert [line.split("[")[1].split(":")[0] for line in lines] == ["held", "outbid", "displaces"]
+    assert "save all jobs 0.5 s of waiting each second, but others save 0.75 s" in lines[1]
+    assert "displace w-2 (all of it), and all jobs together would lose 0.25 s more" in lines[2]
+    document = arena("why", "w-1", "--json").document
+    assert [item["code"] for item in document["reasons"]] == ["outbid", "held"]
+    assert [item["code"] for item in document["explanation"]] == ["outbid", "displaces"]
+    assert "0.25 s more" in arena("job", "w-1").out
+
+
+def test_decisions_are_told_oldest_first_with_what_they_went_by(arena: Arena, fake: FakeScheduler) -> None:
+    assert arena("decisions").out == "no decision yet\n"
+    moved = DecidedJob(
+        job_id=JobId("w-1"),
+        group=GpuGroup.of("cpu", [2]),
+        plan=None,
+        reasons=(reason(ReasonCode.STARTED, group="cpu 2"),),
+    )
+    stopped = DecidedJob(job_id=JobId("w-2"), group=None, plan=None, reasons=(reason(ReasonCode.PREEMPTED, job="w-1"),))
+    fake.decisions = [
+        DecisionView(at_s=20.0, numbers={"value": 1.5, "gap": 0.0}, jobs=(moved, stopped), unchanged_count=3),
+        DecisionView(at_s=10.0, numbers={"value": 1.0}),
+    ]
+    first, second, *jobs = arena("decisions").out.splitlines()
+    assert first.endswith("  value 1")
+    assert second.endswith("  value 1.5, gap 0")
+    assert jobs == [
+        "    w-1  cpu 2, own layout: started on cpu 2",
+        "    w-2  nothing: preempted by job w-1",
+        "    3 left as they were",
+    ]
+    document = arena("decisions", "--last", "1", "--json").document
+    assert [item["at_s"] for item in document["decisions"]] == [20.0]
+    assert fake.asked("ListDecisions")[-1].count_max == 1
 
 
 def test_lists_can_be_narrowed(arena: Arena) -> None:

@@ -76,7 +76,7 @@ def _displaced(market: Market, columns: Columns, answer: Answer, forced: Ints, e
         if best is None or loss < best[0]:
             best = loss, column, found.chosen
     if best is None:
-        return ()
+        return (reason(ReasonCode.UNMOVABLE, group=str(market.group(int(forced[0])))),)
     loss, column, chosen = best
     names = _giving_way(market, answer.chosen, chosen, at)
     who = ", ".join(names[:DISPLACED_NAMED_MAX]) or "nobody"

@@ -1,0 +1,89 @@
+"""The default policy on a real cluster: jobs share it without thrashing, and each can be told why it is where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from arena.domain.job import JobSpec
+from arena.domain.records import JobState
+from tests.builders import command_spec, train_spec
+from tests.fakes.local_cluster import ProcessCluster, process_cluster, wait_until
+
+pytestmark = pytest.mark.slow
+
+CHANGES_MAX = 4
+"""Of one job: two others come and go while it runs, and each may take GPUs and give them back."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with process_cluster(tmp_path_factory.mktemp("default"), nodes=1, gpus=2, words=["--restart", 3]) as cluster:
+        yield cluster
+
+
+def malleable(name: str, steps: int, **fields: Any) -> JobSpec:
+    return train_spec(name, train={"global_batch": 8}, gpus={"min": 1, "max": 2}, stop={"steps": steps}, **fields)
+
+
+def test_three_malleable_jobs_finish_without_thrashing_and_the_one_that_waits_knows_why(
+    cluster: ProcessCluster,
+) -> None:
+    assert cluster.client.status().policy == "arena"
+    first = cluster.submit(malleable("first", 400))
+    cluster.wait_state(first, JobState.RUNNING)
+    others = [cluster.submit(malleable(name, 300)) for name in ("second", "third")]
+    jobs = [first, *others]
+    # Two GPUs: of three jobs one waits at least, whatever is decided, and once the others run it could displace them.
+    waits: list[str] = []
+
+    def one_could_displace() -> bool:
+        details = [cluster.client.job(job_id, explain=True) for job_id in jobs]
+        codes = {detail.job.job_id: {one.code.value for one in detail.explanation} for detail in details}
+        waits[:] = [job_id for job_id in jobs if "displaces" in codes[job_id]]
+        return bool(waits)
+
+    wait_until(one_could_displace, "a job waits for others that run")
+    why = cluster.arena_json("why", waits[0])
+    told = {item["code"]: item for item in (*why["reasons"], *why["explanation"])}
+    assert told["outbid"]["numbers"].keys() >= {"value", "price"}
+    assert told["outbid"]["names"]["group"].startswith("cpu")
+    assert told["displaces"]["numbers"]["loss"] >= 0
+    assert any(job_id in told["displaces"]["names"]["jobs"] for job_id in jobs if job_id != waits[0])
+    assert "others save" in cluster.arena("why", waits[0]).stdout
+    for job_id in jobs:
+        cluster.wait_succeeded(job_id)
+        job = cluster.client.job(job_id).job
+        assert job.restart_count == 0
+        assert job.reconfiguration_count + job.preemption_count <= CHANGES_MAX, cluster.story(job_id)
+
+
+def test_a_job_that_runs_knows_what_it_has_and_decisions_show_their_prices(cluster: ProcessCluster) -> None:
+    job_id = cluster.submit(malleable("alone", 400))
+    cluster.wait_state(job_id, JobState.RUNNING)
+    found = cluster.arena_json("why", job_id)
+    assert [item["code"] for item in found["explanation"]] == ["kept", "next_best"]
+    assert found["explanation"][0]["numbers"]["value"] > 0
+    decisions = cluster.arena_json("decisions", "--last", 50)["decisions"]
+    started = [decision for decision in decisions if any(job["job_id"] == job_id for job in decision["jobs"])]
+    assert started[0]["numbers"].keys() >= {"value", "bound", "gap", "price cpu/default"}
+    assert started[0]["numbers"]["value"] <= started[0]["numbers"]["bound"] * (1 + 1e-9)
+    cluster.client.cancel([job_id])
+    cluster.wait_state(job_id, JobState.CANCELLED)
+
+
+def test_a_program_that_began_is_left_alone_and_one_that_declares_nothing_runs_beside(cluster: ProcessCluster) -> None:
+    """A program keeps its GPU when a short job comes, which starts once it has ended, beside a job without an end."""
+    spec = command_spec("program", command={"argv": ("sleep", "6")}, preemptible=False)
+    program = cluster.submit(spec)
+    cluster.wait_state(program, JobState.RUNNING)
+    endless = cluster.submit(train_spec("endless", gpus={"min": 1, "max": 1}, stop={}))
+    cluster.wait_state(endless, JobState.RUNNING)
+    short = cluster.submit(malleable("short", 20))
+    for job_id in (program, short):
+        cluster.wait_succeeded(job_id)
+    assert cluster.client.job(program).job.preemption_count == 0
+    cluster.client.cancel([endless])
+    cluster.wait_state(endless, JobState.CANCELLED)
