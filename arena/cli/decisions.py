@@ -49,4 +49,6 @@ def _given(job: DecidedJob) -> str:
 
 
 def _numbers_text(numbers: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in numbers.items())
+    """Return what was gained before what it was priced at."""
+    ordered = sorted(numbers.items(), key=lambda item: (item[0].startswith("price"), item[0]))
+    return ", ".join(f"{name} {value:.3g}" for name, value in ordered)

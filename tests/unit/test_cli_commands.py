@@ -208,13 +208,14 @@ def test_decisions_are_told_oldest_first_with_what_they_went_by(arena: Arena, fa
         reasons=(reason(ReasonCode.STARTED, group="cpu 2"),),
     )
     stopped = DecidedJob(job_id=JobId("w-2"), group=None, plan=None, reasons=(reason(ReasonCode.PREEMPTED, job="w-1"),))
+    numbers = {"price cpu/default": 0.5, "value": 1.5, "gap": 0.0}
     fake.decisions = [
-        DecisionView(at_s=20.0, numbers={"value": 1.5, "gap": 0.0}, jobs=(moved, stopped), unchanged_count=3),
+        DecisionView(at_s=20.0, numbers=numbers, jobs=(moved, stopped), unchanged_count=3),
         DecisionView(at_s=10.0, numbers={"value": 1.0}),
     ]
     first, second, *jobs = arena("decisions").out.splitlines()
     assert first.endswith("  value 1")
-    assert second.endswith("  value 1.5, gap 0")
+    assert second.endswith("  gap 0, value 1.5, price cpu/default 0.5")
     assert jobs == [
         "    w-1  cpu 2, own layout: started on cpu 2",
         "    w-2  nothing: preempted by job w-1",
