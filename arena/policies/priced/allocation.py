@@ -21,6 +21,9 @@ _SLACK = 1e-9
 _SHORTLIST = 512
 """Columns looked at when a choice is repaired: those that cost their job least."""
 
+_FILL_ROUNDS = 8
+"""Times that what is free is looked at anew: a job that changes gives something back as well."""
+
 _FAR = 0.05
 """Of the bound; a start that is worse by more than this is not improved."""
 
@@ -76,7 +79,7 @@ def solve(
         incumbents: Choices that fit, to begin with; ties are decided for the first.
     """
     priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
-    starts = [*incumbents, repaired(columns, supply, priced)]
+    starts = [filled(columns, supply, priced, one) for one in [*incumbents, repaired(columns, supply, priced)]]
     found = starts[0]
     for start in sorted(starts, key=columns.worth, reverse=True):
         if columns.worth(start) < columns.worth(found) - _FAR * priced.bound:
@@ -92,7 +95,63 @@ def solve(
     branched = _branched(columns, supply, answer, effort)
     if branched is None or columns.worth(branched) <= answer.value:
         return answer
+    branched = filled(columns, supply, priced, branched)
     return Answer(chosen=branched, value=columns.worth(branched), priced=priced)
+
+
+def filled(columns: Columns, supply: Floats, priced: Priced, start: Ints) -> Ints:
+    """Return a choice in which no job can have something worth more in what is free; the most profitable first.
+
+    However near the bound is: what one job waits for is little beside the value of all of thousands.
+    """
+    chosen = start.copy()
+    least = 1e-9 * max(priced.bound, 0.0)
+    for _ in range(_FILL_ROUNDS):
+        having = _having(columns, chosen)
+        keep = _fitting(columns, having, supply - having.used, least)
+        if not len(keep):
+            break
+        _fill(columns, supply, priced, chosen, keep)
+    return chosen
+
+
+def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> Ints:
+    """Return the columns that gain and fit, row by row: where a row is full hardly any are left to be looked at."""
+    keep = np.flatnonzero(columns.value - having.worth[columns.job] > least)
+    for row in np.argsort(free, kind="stable").tolist():
+        more = columns.usage[keep, row] - having.taken[columns.job[keep], row]
+        keep = keep[more <= free[row] + _SLACK]
+    return keep
+
+
+def _fill(columns: Columns, supply: Floats, priced: Priced, chosen: Ints, keep: Ints) -> None:
+    """Choose columns out of some while they fit and gain."""
+    job, value, usage = columns.job[keep], columns.value[keep], columns.usage[keep]
+    least = 1e-9 * max(priced.bound, 0.0)
+    for _ in range(len(keep)):
+        having = _having(columns, chosen)
+        fits = (usage - having.taken[job] <= supply - having.used + _SLACK).all(axis=1)
+        fits &= value - having.worth[job] > least
+        if not fits.any():
+            return
+        kept = np.where(chosen >= 0, priced.reduced[chosen], 0.0)
+        at = int(np.argmax(np.where(fits, priced.reduced[keep] - kept[job], -np.inf)))
+        chosen[job[at]] = keep[at]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Having:
+    """What each job takes of every row and is worth, and what all of them take."""
+
+    taken: Floats
+    worth: Floats
+    used: Floats
+
+
+def _having(columns: Columns, chosen: Ints) -> _Having:
+    has = chosen >= 0
+    taken = np.where(has[:, None], columns.usage[chosen], 0.0)
+    return _Having(taken=taken, worth=np.where(has, columns.value[chosen], 0.0), used=taken.sum(axis=0))
 
 
 def repaired(columns: Columns, supply: Floats, priced: Priced) -> Ints:
@@ -213,10 +272,8 @@ def _best_step(
     columns: Columns, supply: Floats, priced: Priced, chosen: Ints, offers: _Offers
 ) -> tuple[tuple[int, int], ...] | None:
     """Return the change of one job, or of two, that gains most."""
-    has = chosen >= 0
-    taken = np.where(has[:, None], columns.usage[chosen], 0.0)
-    worth = np.where(has, columns.value[chosen], 0.0)
-    free = supply - taken.sum(axis=0)
+    having = _having(columns, chosen)
+    taken, worth, free = having.taken, having.worth, supply - having.used
     gain = offers.value - worth[offers.job]
     short = offers.usage - taken[offers.job] - free
     least = 1e-9 * max(priced.bound, 0.0)
@@ -226,7 +283,7 @@ def _best_step(
     if fits.any():
         at = int(np.argmax(np.where(fits, gain, -np.inf)))
         best_gain, best = float(gain[at]), ((int(offers.job[at]), int(offers.column[at])),)
-    kept = np.where(has, priced.reduced[chosen], 0.0)
+    kept = np.where(chosen >= 0, priced.reduced[chosen], 0.0)
     wish = np.where((gain > max(best_gain, least)) & ~fits, offers.reduced - kept[offers.job], -np.inf)
     for at in _top(wish, _CANDIDATES):
         job, need = int(offers.job[at]), short[at]

@@ -40,8 +40,11 @@ class Row:
         return f"{gpu_type}/{zone}" if self.chunk == 1 else f"{gpu_type}/{zone} by {self.chunk}"
 
     def taken(self, count: int) -> int:
-        """Return what so many GPUs on one node take of this row at least."""
-        return count if count < self.chunk else -(-count // self.chunk) * self.chunk
+        """Return what so many GPUs on one node take of this row at least.
+
+        Fewer than a chunk may all lie in what is left of broken ones, and take none.
+        """
+        return count // self.chunk * self.chunk
 
 
 def rows_of(shape: ClusterShape) -> tuple[Row, ...]:
