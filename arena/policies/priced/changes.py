@@ -11,6 +11,11 @@ from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market
 
 
+USUAL_RESTARTS = 10.0
+USUAL_S = 600.0
+"""How long a change usually lasts: so many restarts, but no longer than this."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRules:
     """How changes are weighed.
@@ -31,6 +36,11 @@ class ChangeRules:
     swap: float = 2.0
     suspend: float = 2.0
 
+    def lasting_s(self, restart_s: float) -> float:
+        """Return how long a change lasts."""
+        usual_s = min(USUAL_RESTARTS * restart_s, USUAL_S)
+        return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
+
     def __post_init__(self) -> None:
         for name in ("shrink", "swap", "suspend"):
             if not getattr(self, name) >= 0:
@@ -39,24 +49,35 @@ class ChangeRules:
             raise SpecError("policy option horizon_s must be greater than 0", why=f"got {self.horizon_s}")
 
 
+def useful_speeds(market: Market, remaining_steps: Floats, restart_s: float, rules: ChangeRules) -> Floats:
+    """Return the steps per second that each column brings, its start or restart counted in.
+
+    A job that has nothing starts once and goes on to its end: a job of seconds is as fast on one GPU as on many. One
+    that has something would have gone on with it: what its change costs must come back while it lasts.
+
+    Args:
+        remaining_steps: Steps left by contender.
+        restart_s: What a start or restart takes.
+    """
+    to_end_s = remaining_steps[market.job] / market.speed
+    is_running = market.keeping[market.job] >= 0
+    lasts_s = np.where(is_running, np.minimum(to_end_s, rules.lasting_s(restart_s)), to_end_s)
+    useful: Floats = market.speed * lasts_s / (lasts_s + restart_s * _weights(market, rules))
+    return useful
+
+
 def column_values(
-    market: Market, step_value: Floats, remaining_steps: Floats, restart_s: float, rules: ChangeRules
+    market: Market, step_value: Floats, useful_speed: Floats, restart_s: float, rules: ChangeRules
 ) -> Floats:
     """Return the value of each column over having nothing, in seconds of flow time saved a second.
 
     Args:
         step_value: Value of a step by contender.
-        remaining_steps: Steps left by contender.
-        restart_s: What a start or restart takes.
+        useful_speed: By column, see ``useful_speeds``.
     """
-    job, speed = market.job, market.speed
-    horizon_s = 10.0 * restart_s if rules.horizon_s is None else rules.horizon_s
-    lasts_s = np.minimum(remaining_steps[job] / speed, max(horizon_s, 1e-9))
-    useful = lasts_s / (lasts_s + restart_s * _weights(market, rules))
-    has = market.keeping >= 0
-    kept = np.where(has, speed[market.keeping], 0.0)
-    resumption = rules.suspend * step_value * kept * min(restart_s / max(horizon_s, 1e-9), 1.0)
-    values: Floats = step_value[job] * speed * useful + resumption[job]
+    kept = np.where(market.keeping >= 0, market.speed[market.keeping], 0.0)
+    resumption = rules.suspend * step_value * kept * min(restart_s / rules.lasting_s(restart_s), 1.0)
+    values: Floats = step_value[market.job] * useful_speed + resumption[market.job]
     return values
 
 

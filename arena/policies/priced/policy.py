@@ -22,7 +22,7 @@ from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
 from arena.policies.lengths import attained_gpu_s, steps_done
 from arena.policies.priced.allocation import Answer, Effort, solve
-from arena.policies.priced.changes import ChangeRules, column_values
+from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Worker, concave, marginal_values
@@ -125,9 +125,10 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     power = _power(market)
     machine = float(power @ market.supply) or float(power.max())  # where nothing is free, as if one GPU were
     shares = market.usage @ power / machine
-    workers, remaining = _workers(snapshot, market, shares)
-    values, price = marginal_values(workers)
-    value = column_values(market, np.array(values), remaining, snapshot.restart_s, changes)
+    remaining = _remaining(snapshot, market)
+    useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
+    values, price = marginal_values(_workers(market, shares, remaining, useful))
+    value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
     return Problem(
         columns=Columns(job=market.job, value=value, usage=market.usage),
         guess=price * power / machine,
@@ -159,20 +160,26 @@ def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
     return np.asarray(per_gpu / per_gpu.max())
 
 
-def _workers(snapshot: Snapshot, market: Market, shares: Floats) -> tuple[list[Worker], Floats]:
-    contenders = market.contenders
-    job_ids = [contender.job_id for contender in contenders]
+def _remaining(snapshot: Snapshot, market: Market) -> Floats:
+    """Return the steps that are believed to be left, by contender."""
+    job_ids = [contender.job_id for contender in market.contenders]
     least = np.minimum.reduceat(market.gpu_count / market.speed, firsts(market.job))
     done = np.array([_done(snapshot, job_id) for job_id in job_ids])
-    remaining = effective_remaining(snapshot, job_ids, least, done)
+    return effective_remaining(snapshot, job_ids, least, done)
+
+
+def _workers(market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
     bounds = [*firsts(market.job).tolist(), len(market.job)]
     curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
     workers = []
-    for at, contender in enumerate(contenders):
+    for at, contender in enumerate(market.contenders):
         part = slice(bounds[at], bounds[at + 1])
-        curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
+        if contender.holding is None:
+            curve = concave(zip(shares[part].tolist(), useful[part].tolist(), strict=True))
+        else:
+            curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
         workers.append(Worker(weight=1.0, remaining_steps=float(remaining[at]), curve=curve))
-    return workers, remaining
+    return workers
 
 
 def _done(snapshot: Snapshot, job_id: JobId) -> float:
