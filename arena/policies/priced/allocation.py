@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, priced_at
 from arena.policies.priced.linear import WHOLE_COLUMNS_MAX, best_prices, branched
 
 _SLACK = 1e-9
@@ -40,7 +40,7 @@ class Effort:
         whole_columns_max: Problems with more columns are priced by cutting planes.
     """
 
-    gap: float = 0.002
+    gap: float = 0.0002
     exchanges: int = 64
     nodes: int = 64
     columns_max: int = 2_000
@@ -69,7 +69,13 @@ class Answer:
 
 
 def solve(
-    columns: Columns, supply: Floats, *, guess: Floats, incumbents: Sequence[Ints] = (), effort: Effort = Effort()
+    columns: Columns,
+    supply: Floats,
+    *,
+    guess: Floats,
+    incumbents: Sequence[Ints] = (),
+    effort: Effort = Effort(),
+    prices: Floats | None = None,
 ) -> Answer:
     """Return the best choice found, with its bound.
 
@@ -77,13 +83,20 @@ def solve(
         supply: What there is of each row; shape (rows,).
         guess: Prices to begin with, of the right order of size.
         incumbents: Choices that fit, to begin with; ties are decided for the first.
+        prices: Prices to use as they are, as those of a problem that differs by little; None looks for the best.
     """
-    priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
-    starts = [filled(columns, supply, priced, one) for one in [*incumbents, repaired(columns, supply, priced)]]
+    if prices is None:
+        priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
+    else:
+        priced = priced_at(columns, supply, prices)
+    starts = [*incumbents, repaired(columns, supply, priced)]
+    enough = max(map(columns.worth, starts)) - _FAR * priced.bound
     found = starts[0]
-    for start in sorted(starts, key=columns.worth, reverse=True):
-        if columns.worth(start) < columns.worth(found) - _FAR * priced.bound:
-            break
+    for start in sorted(
+        (filled(columns, supply, priced, start) for start in starts if columns.worth(start) >= enough),
+        key=columns.worth,
+        reverse=True,
+    ):
         better = exchanged(columns, supply, priced, start, effort)
         if columns.worth(better) > columns.worth(found) * (1 + 1e-12):
             found = better

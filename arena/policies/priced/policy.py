@@ -82,7 +82,12 @@ class PricedPolicy:
         columns, cuts, first = problem.columns, dict[int, Reason](), None
         for _ in range(CUT_ROUNDS):
             answer = solve(
-                columns, market.supply, guess=problem.guess, incumbents=(market.keeping,), effort=self.effort
+                columns,
+                market.supply,
+                guess=problem.guess,
+                incumbents=(market.keeping,),
+                effort=self.effort,
+                prices=None if first is None else first.prices,
             )
             first = first or answer.priced
             seats = seated(snapshot, market, answer.chosen, columns.value)
