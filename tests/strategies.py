@@ -42,7 +42,7 @@ from arena.domain.records import (
     Target,
     Wish,
 )
-from arena.rpc.views import GpuCounts, StatusView, job_view
+from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView, job_view
 from tests.spec_strategies import counts, instants, longs, maybe, naturals, positive, shares, small, specs, texts, words
 
 replicas = st.builds(Replica, tp=small, gpu_type=maybe(words), zone=maybe(words), micro_batch_count=maybe(counts))
@@ -338,3 +338,21 @@ def registrations(draw: st.DrawFn) -> NodeRegistered:
             for attempt_id, end in ends
         ),
     )
+
+
+decisions = st.builds(
+    DecisionView,
+    at_s=instants,
+    numbers=st.dictionaries(words, positive, max_size=3),
+    jobs=st.lists(
+        st.builds(
+            DecidedJob,
+            job_id=words,
+            group=maybe(groups),
+            plan=maybe(plans()),
+            reasons=st.lists(reasons, max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
+    unchanged_count=naturals,
+)

@@ -159,6 +159,13 @@ def test_a_request_id_makes_one_job(store: LiveStore) -> None:
     assert store.reader.job_of_request("other") is None
 
 
+def test_the_latest_decisions_come_back_newest_first_with_their_numbers(store: LiveStore) -> None:
+    made = [Decision(numbers={"value": float(number)}, reasons={}) for number in range(4)]
+    store.commit([step(at_s=float(at_s), decision=decision) for at_s, decision in enumerate(made[:3])])
+    store.commit([step(at_s=2.5), step(at_s=3.0, decision=made[3])])
+    assert store.reader.decisions(3) == ((3.0, made[3]), (2.0, made[2]), (1.0, made[1]))
+
+
 def test_history_is_filtered_and_paged(store: LiveStore) -> None:
     n1 = node_info("n1").node_id
     store.commit(

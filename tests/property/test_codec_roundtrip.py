@@ -40,6 +40,7 @@ def over_the_wire(message: Message) -> Any:
         pytest.param(some.devices, codec.device_to_proto, codec.device_from_proto, id="device"),
         pytest.param(some.entries, codec.entry_to_proto, codec.entry_from_proto, id="entry"),
         pytest.param(some.statuses, codec.status_to_proto, codec.status_from_proto, id="status"),
+        pytest.param(some.decisions, codec.decision_to_proto, codec.decision_from_proto, id="decision"),
         pytest.param(some.launches, codec.launch_to_proto, codec.launch_from_proto, id="launch"),
     ],
 )
