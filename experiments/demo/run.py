@@ -167,9 +167,7 @@ def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where the picture goes")
-    parser.add_argument(
-        "--others-at-step", type=int, default=60, help="step of the first job at which the others come"
-    )
+    parser.add_argument("--others-at-step", type=int, default=60, help="step of the first job at which the others come")
     parser.add_argument("--keep", action="store_true", help="keep the cluster's files")
     arguments = parser.parse_args()
     console = Console(width=None if sys.stdout.isatty() else 160)
