@@ -84,7 +84,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.UNMOVABLE: "the GPUs for {group} are with jobs that start, change or may not be stopped at present",
     ReasonCode.KEPT: (
-        "keeps {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
+        "has {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
     ),
     ReasonCode.NEXT_BEST: (
         "its next best is {group}: {value:.3g} s each second with the restart counted, others would save {price:.3g} s"
