@@ -111,8 +111,8 @@ def test_both_ways_to_price_agree(case: tuple[Columns, Floats]):
     guess = flat_guess(columns, supply)
     whole = best_prices(columns, supply, guess, whole_columns_max=len(columns.job))
     cuts = best_prices(columns, supply, guess, whole_columns_max=0)
-    assert whole.bound <= cuts.bound * (1 + EPS)  # the whole relaxation is exact
-    assert cuts.bound <= whole.bound * (1 + 2e-3) + EPS
+    assert whole.bound <= cuts.bound * (1 + EPS) + EPS  # the whole relaxation is exact
+    assert cuts.bound <= whole.bound * (1 + 5e-3) + EPS  # from a guess that knows nothing
 
 
 @sized

@@ -40,7 +40,7 @@ class Effort:
         whole_columns_max: Problems with more columns are priced by cutting planes.
     """
 
-    gap: float = 0.0002
+    gap: float = 0.002
     exchanges: int = 64
     nodes: int = 64
     columns_max: int = 2_000
@@ -139,17 +139,20 @@ def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> I
 
 def _fill(columns: Columns, supply: Floats, priced: Priced, chosen: Ints, keep: Ints) -> None:
     """Choose columns out of some while they fit and gain."""
-    job, value, usage = columns.job[keep], columns.value[keep], columns.usage[keep]
-    least = 1e-9 * max(priced.bound, 0.0)
+    job, least = columns.job[keep], 1e-9 * max(priced.bound, 0.0)
+    having = _having(columns, chosen)
+    free = supply - having.used
+    need, gain = columns.usage[keep] - having.taken[job], columns.value[keep] - having.worth[job]
+    profit = priced.reduced[keep] - np.where(chosen >= 0, priced.reduced[chosen], 0.0)[job]
     for _ in range(len(keep)):
-        having = _having(columns, chosen)
-        fits = (usage - having.taken[job] <= supply - having.used + _SLACK).all(axis=1)
-        fits &= value - having.worth[job] > least
-        if not fits.any():
+        open_ = np.flatnonzero((need <= free + _SLACK).all(axis=1) & (gain > least))
+        if not len(open_):
             return
-        kept = np.where(chosen >= 0, priced.reduced[chosen], 0.0)
-        at = int(np.argmax(np.where(fits, priced.reduced[keep] - kept[job], -np.inf)))
+        at = int(open_[np.argmax(profit[open_])])
         chosen[job[at]] = keep[at]
+        free = free - need[at]
+        own = slice(*np.searchsorted(job, [job[at], job[at] + 1]))
+        need[own], gain[own], profit[own] = need[own] - need[at], gain[own] - gain[at], profit[own] - profit[at]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,10 @@ CUTS_MAX = 60
 TOLERANCE = 2e-4
 """Relative distance to the lowest bound at which cutting planes stop."""
 
-PATIENCE = 6
-"""Cuts that may together bring less than half of that before they stop as well."""
+PATIENCE = 7
+"""Cuts that may together bring less than half of that before they stop as well, if the model's lowest point is near."""
+
+_NEAR = 0.005
 
 
 def best_prices(
@@ -60,18 +62,19 @@ def _by_cuts(columns: Columns, supply: Floats, guess: Floats) -> Priced:
         master.cut(here, columns.used(here.best))
         low, high = np.maximum(best.prices - radius, 0.0), best.prices + radius
         prices, floor = master.lowest(low, high)
-        is_at_edge = bool(((prices <= low) & (low > 0.0)).any() or (prices >= high).any())
-        if best.bound - floor <= TOLERANCE * best.bound:
-            if not is_at_edge:
-                break
-            radius = radius * 2.0
+        at_edge = ((prices <= low) & (low > 0.0)) | (prices >= high)
+        if best.bound - floor <= TOLERANCE * best.bound and not at_edge.any():
+            break
         here = priced_at(columns, supply, prices)
         if here.bound < best.bound:
             best = here
+            radius = np.where(at_edge, radius * 2.0, radius)
         else:
-            radius = radius * 0.7
+            radius = np.where(at_edge & (best.bound - floor <= TOLERANCE * best.bound), radius * 2.0, radius * 0.7)
         bounds.append(best.bound)
-        if len(bounds) > PATIENCE and bounds[-PATIENCE - 1] - best.bound <= 0.5 * TOLERANCE * best.bound:
+        recent = bounds[-PATIENCE - 1 :]
+        is_near = best.bound - floor <= _NEAR * best.bound
+        if is_near and len(recent) > PATIENCE and recent[0] - best.bound <= 0.5 * TOLERANCE * best.bound:
             break
     return best
 
