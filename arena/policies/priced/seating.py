@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arena.domain.allocation import Allocation
+from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode
@@ -64,6 +64,7 @@ class _Seating:
         self._capacity = snapshot.capacity
         for at in np.flatnonzero((chosen != market.keeping) & (market.keeping >= 0)).tolist():
             self._capacity = self._capacity.restore(self._held(at))
+        self._entries: dict[tuple[int, GpuGroup], int | None] = {}
         self.chosen = chosen.copy()
         self.allocations: dict[int, Allocation] = {}
         self.cuts: dict[int, Reason] = {}
@@ -137,13 +138,13 @@ class _Seating:
         on_node: dict[NodeId, list[tuple[int, int]]] = {}
         counts: dict[NodeId, int] = {}
         for at in np.flatnonzero((self.chosen == self._market.keeping) & (self.chosen >= 0)).tolist():
-            allocation = self._held(at)
-            move = self._alike(at)
-            for share in allocation.shares:
-                room = self._snapshot.capacity.devices.get(share.node_id)
-                if move is not None and room is not None and room.pool[0] in types:
-                    on_node.setdefault(share.node_id, []).append((at, move))
-                    counts[share.node_id] = counts.get(share.node_id, 0) + len(share.device_ids)
+            here = [share for share in self._held(at).shares if self._type_of(share.node_id) in types]
+            move = self._alike(at) if here else None
+            if move is None:
+                continue
+            for share in here:
+                on_node.setdefault(share.node_id, []).append((at, move))
+                counts[share.node_id] = counts.get(share.node_id, 0) + len(share.device_ids)
         return sorted(((counts[node_id], node_id), found) for node_id, found in on_node.items())
 
     def _alike(self, at: int) -> int | None:
@@ -151,9 +152,13 @@ class _Seating:
         contender = self._market.contenders[at]
         if not contender.is_shapeable or contender.holding is None:
             return None
-        group, keeping = contender.holding.group, int(self._market.keeping[at])
-        first = keeping - len(contender.table.cells)
-        for entry, cell in enumerate(contender.table.cells):
-            if cell.group == group:
-                return first + entry
-        return None
+        table, group = contender.table, contender.holding.group
+        key = (id(table), group)
+        if key not in self._entries:
+            self._entries[key] = next((entry for entry, cell in enumerate(table.cells) if cell.group == group), None)
+        entry = self._entries[key]
+        return None if entry is None else int(self._market.keeping[at]) - len(table.cells) + entry
+
+    def _type_of(self, node_id: NodeId) -> str | None:
+        room = self._snapshot.capacity.devices.get(node_id)
+        return None if room is None else room.pool[0]
