@@ -10,7 +10,6 @@ from arena.errors import SpecError
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market
 
-
 USUAL_RESTARTS = 10.0
 USUAL_S = 600.0
 """How long a change usually lasts: so many restarts, but no longer than this."""
@@ -29,12 +28,14 @@ class ChangeRules:
         shrink: Weight of a restart of a job that gets fewer GPUs.
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.
+        wait_max_s: After so long a waiting job comes before all others (see ``urgency``).
     """
 
     horizon_s: float | None = None
     shrink: float = 4.0
     swap: float = 2.0
     suspend: float = 2.0
+    wait_max_s: float = 86_400.0
 
     def lasting_s(self, restart_s: float) -> float:
         """Return how long a change lasts."""
@@ -45,6 +46,8 @@ class ChangeRules:
         for name in ("shrink", "swap", "suspend"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
+        if not self.wait_max_s > 0:
+            raise SpecError("policy option wait_max_s must be greater than 0", why=f"got {self.wait_max_s}")
         if self.horizon_s is not None and not self.horizon_s > 0:
             raise SpecError("policy option horizon_s must be greater than 0", why=f"got {self.horizon_s}")
 

@@ -28,6 +28,7 @@ from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
+from arena.policies.priced.urgency import next_look_s, urged, weights
 
 CUT_ROUNDS = 4
 """Times that a choice is made again without what found no devices."""
@@ -62,6 +63,7 @@ class PricedPolicy:
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
+            look_again_at_s=next_look_s(snapshot, market, self.changes.wait_max_s),
             numbers=_numbers(market, answer),
         )
 
@@ -132,8 +134,9 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     shares = market.usage @ power / machine
     remaining = _remaining(snapshot, market)
     useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
-    values, price = marginal_values(_workers(market, shares, remaining, useful))
+    values, price = marginal_values(_workers(snapshot, market, shares, remaining, useful))
     value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
+    value = urged(snapshot, market, value, changes.wait_max_s)
     return Problem(
         columns=Columns(job=market.job, value=value, usage=market.usage),
         guess=price * power / machine,
@@ -173,7 +176,8 @@ def _remaining(snapshot: Snapshot, market: Market) -> Floats:
     return effective_remaining(snapshot, job_ids, least, done)
 
 
-def _workers(market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
+def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
+    weight = weights(snapshot, market).tolist()
     bounds = [*firsts(market.job).tolist(), len(market.job)]
     curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
     workers = []
@@ -183,7 +187,7 @@ def _workers(market: Market, shares: Floats, remaining: Floats, useful: Floats) 
             curve = concave(zip(shares[part].tolist(), useful[part].tolist(), strict=True))
         else:
             curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
-        workers.append(Worker(weight=1.0, remaining_steps=float(remaining[at]), curve=curve))
+        workers.append(Worker(weight=weight[at], remaining_steps=float(remaining[at]), curve=curve))
     return workers
 
 

@@ -1,0 +1,87 @@
+"""What makes a job count for more: its priority, and having waited too long. Pure: no I/O, no clock.
+
+*Bound.* Of the jobs that have waited for ``wait_max_s`` or longer, the one that has waited longest is worth more than
+all others together, so it gets GPUs in the next decision (which is asked for when that time comes: ``next_look_s``) if
+those of the jobs that may be stopped suffice. Where they do not, no job that may not be stopped starts on the GPUs it
+could use until it has started. So it starts within ``wait_max_s``, plus what those that may not be stopped have left to
+run, plus the time it takes to stop the others; with k overdue jobs before it, within k times that and their quanta: a
+job that waited so long is not suspended again for ``wait_max_s / 8``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.domain.job import JobId
+from arena.policies.base import Snapshot
+from arena.policies.priced.columns import Floats, firsts
+from arena.policies.priced.market import Market
+
+QUANTUM_SHARE = 1 / 8
+PRIORITY_MAX = 30
+
+
+def weights(snapshot: Snapshot, market: Market) -> Floats:
+    """Return how much the time of each contender counts: twice as much for each step of priority."""
+    priority = [snapshot.jobs[contender.job_id].spec.priority for contender in market.contenders]
+    return np.exp2(np.clip(np.array(priority, dtype=np.float64), -PRIORITY_MAX, PRIORITY_MAX))
+
+
+def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float) -> Floats:
+    """Return the values of columns where jobs that have waited too long come first."""
+    first = _longest_overdue(snapshot, market, wait_max_s)
+    protected = _protected(snapshot, market, wait_max_s)
+    if first is None and not protected.any():
+        return value
+    bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
+    urged = np.where(protected[market.job], value + bonus, value)
+    if first is None:
+        return urged
+    own = market.job == first
+    wanted = market.usage[own].any(axis=0)
+    blocked = ~_stoppable(snapshot, market)[market.job] & ~own & market.usage[:, wanted].any(axis=1)
+    return np.where(own, urged + bonus, np.where(blocked, -1.0, urged))
+
+
+def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float | None:
+    """Return when the next waiting job will have waited too long, None where nothing waits that has not."""
+    instants = [
+        _waiting_since_s(snapshot, contender.job_id) + wait_max_s
+        for contender in market.contenders
+        if contender.holding is None
+    ]
+    return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
+
+
+def _longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float) -> int | None:
+    waits = [
+        (_waiting_since_s(snapshot, contender.job_id), at)
+        for at, contender in enumerate(market.contenders)
+        if contender.holding is None
+    ]
+    since_s, at = min(waits, default=(snapshot.now_s, 0))
+    return at if waits and snapshot.now_s - since_s >= wait_max_s else None
+
+
+def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray[np.bool_]:
+    """Tell which running contenders are old and have only just got their GPUs."""
+    now_s, quantum_s = snapshot.now_s, QUANTUM_SHARE * wait_max_s
+    return np.array(
+        [
+            contender.holding is not None
+            and now_s - contender.holding.since_s < quantum_s
+            and now_s - snapshot.jobs[contender.job_id].submitted_at_s >= wait_max_s
+            for contender in market.contenders
+        ]
+    )
+
+
+def _stoppable(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
+    return np.array([snapshot.jobs[contender.job_id].spec.preemptible for contender in market.contenders])
+
+
+def _waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return when a waiting job last had GPUs, else when it was submitted."""
+    job = snapshot.jobs[job_id]
+    return job.submitted_at_s if job.predecessor is None else job.predecessor.ended_at_s

@@ -1,0 +1,68 @@
+"""A job that wants the whole cluster, among a flood of small ones, starts within the bound of ``arena``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arena.domain.allocation import GpuGroup
+from arena.domain.job import JobId, JobSpec, WorkloadSpec
+from arena.planner.tables import TableGrids
+from arena.policies.registry import make_policy
+from arena.sim.costs import ConstantRestart, SimCosts
+from arena.sim.ledger import JobOutcome
+from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
+from arena.sim.world import Fate
+from tests.builders import shape
+
+RESTART_S = 10.0
+WAIT_MAX_S = 1_800.0
+SMALL_STEPS = 300
+LARGE = WorkloadSpec(name="large__1B", global_batch=8)
+SMALL = WorkloadSpec(name="small__1B", global_batch=8)
+GRIDS = TableGrids(
+    name="hand",
+    iter_time_s={LARGE: {GpuGroup.of("cpu", [4] * 4): 1.0}, SMALL: {GpuGroup.of("cpu", [1]): 1.0}},
+)
+
+
+def submitted(name: str, at_s: float, workload: WorkloadSpec, steps: int, *, preemptible: bool = True) -> ReplayJob:
+    spec = JobSpec.model_validate(
+        {
+            "name": name,
+            "kind": "malleable",
+            "workload": workload,
+            "stop": {"steps": steps},
+            "preemptible": preemptible,
+        }
+    )
+    return ReplayJob(job_id=JobId(name), submitted_at_s=at_s, spec=spec, fate=Fate(step_count=steps))
+
+
+def outcomes(*, preemptible: bool, until_s: float) -> dict[str, JobOutcome]:
+    """Run a flood that fills 16 GPUs 1.25 times over, one arrival each 15 s, and the large job 100 s after its begin."""
+    restart = ConstantRestart(first_s=RESTART_S, again_s=RESTART_S)
+    replay = Replay(
+        shape=shape(("cpu", 4, 4)),
+        policy=make_policy("arena", {"wait_max_s": WAIT_MAX_S}),
+        grids=GRIDS,
+        costs=SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0),
+    )
+    flood = [
+        submitted(f"s{at:05}", 15.0 * at, SMALL, SMALL_STEPS, preemptible=preemptible) for at in range(int(until_s / 15))
+    ]
+    jobs = sorted([*flood, submitted("large", 100.0, LARGE, 60)], key=lambda job: job.submitted_at_s)
+    return {one.job_id: one for one in replay.run(jobs).outcomes}
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_a_large_job_starts_within_its_bound(preemptible: bool) -> None:
+    found = outcomes(preemptible=preemptible, until_s=WAIT_MAX_S + 1_500.0)
+    large = found["large"]
+    assert large.first_started_at_s is not None
+    left_s = 0.0 if preemptible else SMALL_STEPS + RESTART_S
+    assert large.first_started_at_s - large.submitted_at_s <= WAIT_MAX_S + left_s + RESTART_S
+    assert large.first_started_at_s - large.submitted_at_s > 0.9 * WAIT_MAX_S  # else the flood is none
+    assert all(one.ended_at_s is not None for one in found.values())
