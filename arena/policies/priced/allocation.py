@@ -245,7 +245,7 @@ def exchanged(columns: Columns, supply: Floats, priced: Priced, start: Ints, eff
     loss = priced.profit[columns.job] - priced.reduced
     keep = _cheapest(loss, _EXCHANGED_MAX)
     offers = _offers(columns, priced, keep[loss[keep] <= missing])
-    for _ in range(effort.exchanges + columns.job_count):
+    for _ in range(_step_count(columns, offers, effort)):
         if priced.bound - columns.worth(chosen) <= aim:
             break
         step = _best_step(columns, supply, priced, chosen, offers)
@@ -254,6 +254,13 @@ def exchanged(columns: Columns, supply: Floats, priced: Priced, start: Ints, eff
         for job, column in step:
             chosen[job] = column
     return chosen
+
+
+def _step_count(columns: Columns, offers: _Offers, effort: Effort) -> int:
+    """Return how many changes are made at most: where each takes long, so many fewer."""
+    if len(offers.column) <= _SHORTLIST:
+        return effort.exchanges + columns.job_count
+    return effort.exchanges * _SHORTLIST // len(offers.column)
 
 
 _EXCHANGED_MAX = 2_048

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -13,6 +13,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
 from arena.domain.launch import NodeId
+from arena.domain.records import JobRecord, JobState
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import Capacity, Pool
@@ -20,6 +21,14 @@ from arena.policies.priced.columns import NONE, Floats, Ints
 
 TABLES_REMEMBERED = 10_000
 SHAPES_REMEMBERED = 8
+MOVES_MAX = 4
+MOVES_S = 3_600.0
+"""No job is launched again more often than this in so long."""
+
+PACE_TOLERANCE = 0.05
+PACE_MAX = 10.0
+"""Measured step times count where they are off by more than the first and by less than the second factor."""
+
 HALVED_SIZE_MIN = 8
 """Halves of nodes from this size on are rows of their own."""
 
@@ -174,21 +183,24 @@ class Tables:
 
 
 def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
-    """Return a grid's columns; of those with equal usage the fastest."""
-    best: dict[tuple[float, ...], tuple[Cell, tuple[str, ...]]] = {}
+    """Return a grid's columns; of those with one group and equal usage the fastest.
+
+    Groups of equal usage stay beside each other: where one finds no devices another may.
+    """
+    best: dict[tuple[tuple[float, ...], GpuGroup], tuple[Cell, tuple[str, ...]]] = {}
     for cell in grid.cells:
         for zones, usage in _usages(cell.group, rows, same_zone=same_zone):
-            known = best.get(usage)
+            known = best.get((usage, cell.group))
             if known is None or cell.steps_per_s > known[0].steps_per_s:
-                best[usage] = (cell, zones)
-    usages = sorted(best)
+                best[usage, cell.group] = (cell, zones)
+    found = [(usage, *best[usage, group]) for usage, group in sorted(best, key=lambda key: key[0])]
     return Table(
         grid=grid,
-        cells=tuple(best[usage][0] for usage in usages),
-        zones=tuple(best[usage][1] for usage in usages),
-        speed=np.array([best[usage][0].steps_per_s for usage in usages]),
-        usage=np.array(usages, dtype=np.float64).reshape(len(usages), len(rows)),
-        gpu_count=np.array([best[usage][0].group.gpu_count for usage in usages], dtype=np.float64),
+        cells=tuple(cell for _, cell, _ in found),
+        zones=tuple(zones for _, _, zones in found),
+        speed=np.array([cell.steps_per_s for _, cell, _ in found]),
+        usage=np.array([usage for usage, _, _ in found], dtype=np.float64).reshape(len(found), len(rows)),
+        gpu_count=np.array([cell.group.gpu_count for _, cell, _ in found], dtype=np.float64),
     )
 
 
@@ -219,17 +231,37 @@ def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     movable = dict(_movable(snapshot))
     supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
     contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
-    return _columns(rows, supply, contenders)
+    market = _columns(rows, supply, contenders)
+    pace = np.array([_measured_pace(snapshot, contender) for contender in contenders])
+    return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
+
+
+def _measured_pace(snapshot: Snapshot, contender: Contender) -> float:
+    """Return how fast a running job is against its estimate; what is off here is taken to be off everywhere."""
+    holding, job = contender.holding, snapshot.jobs[contender.job_id]
+    if holding is None or holding.estimate is None or job.state is not JobState.RUNNING:
+        return 1.0
+    measured_s = job.progress.step_time_s
+    if not measured_s:
+        return 1.0
+    pace = holding.estimate.iter_time_s / measured_s
+    return 1.0 if abs(pace - 1.0) < PACE_TOLERANCE else min(max(pace, 1.0 / PACE_MAX), PACE_MAX)
 
 
 def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
     """Yield what may be taken from running jobs."""
     for job_id, holding in sorted(snapshot.holding.items()):
-        grid = snapshot.grids.get(job_id)
-        if not holding.movable or not snapshot.jobs[job_id].spec.preemptible or grid is None:
+        job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
+        if not holding.movable or not job.spec.preemptible or grid is None:
             continue
-        if _speed_of(grid, holding) is not None:
+        if _speed_of(grid, holding) is not None and not _is_moved_often(job, snapshot.now_s):
             yield job_id, holding
+
+
+def _is_moved_often(job: JobRecord, now_s: float) -> bool:
+    """Tell whether a job has been moved so often of late that one more time would be too often."""
+    latest = job.launched_at_s[-MOVES_MAX:]
+    return job.epoch > MOVES_MAX and len(latest) == MOVES_MAX and now_s - latest[0] < MOVES_S
 
 
 def _supply(capacity: Capacity, rows: Sequence[Row], allocations: Sequence[Allocation]) -> tuple[Floats, Floats]:
