@@ -181,6 +181,10 @@ class Predecessor:
     save_s: float | None
 
 
+LAUNCHES_KEPT = 4
+"""Launches whose instants a job's record has; what a policy needs to see that a job is moved too often."""
+
+
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
@@ -196,6 +200,7 @@ class JobRecord:
         not_before_s: Backoff: no launch before this instant.
         run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.
         gpu_seconds: Attained service.
+        launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
     """
 
     job_id: JobId
@@ -221,6 +226,7 @@ class JobRecord:
     evaluation_failure_count: int = 0
     not_before_s: float = 0.0
     first_started_at_s: float | None = None
+    launched_at_s: tuple[float, ...] = ()
     changed_at_s: float = 0.0
     ended_at_s: float | None = None
     run_time_s: float = 0.0

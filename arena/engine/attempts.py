@@ -10,6 +10,7 @@ from arena.domain.job import CommandSpec
 from arena.domain.launch import AttemptId, DeviceId, Launch, NodeId, attempt_id
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import (
+    LAUNCHES_KEPT,
     AttemptRecord,
     AttemptState,
     AttemptTransition,
@@ -96,6 +97,7 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
             target=None,
             reasons=(target.cause,),
             first_started_at_s=draft.now_s if job.first_started_at_s is None else job.first_started_at_s,
+            launched_at_s=(*job.launched_at_s, draft.now_s)[-LAUNCHES_KEPT:],
         )
     )
     ranks = ranks_by_node(attempt.allocation, job.spec.command)
