@@ -92,12 +92,8 @@ def solve(
     starts = [*incumbents, repaired(columns, supply, priced)]
     enough = max(map(columns.worth, starts)) - _FAR * priced.bound
     found = starts[0]
-    for start in sorted(
-        (filled(columns, supply, priced, start) for start in starts if columns.worth(start) >= enough),
-        key=columns.worth,
-        reverse=True,
-    ):
-        better = exchanged(columns, supply, priced, start, effort)
+    for start in sorted((one for one in starts if columns.worth(one) >= enough), key=columns.worth, reverse=True):
+        better = exchanged(columns, supply, priced, filled(columns, supply, priced, start), effort)
         if columns.worth(better) > columns.worth(found) * (1 + 1e-12):
             found = better
         if priced.bound - columns.worth(found) <= effort.gap * priced.bound:
