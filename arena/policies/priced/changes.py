@@ -28,6 +28,7 @@ class ChangeRules:
         shrink: Weight of a restart of a job that gets fewer GPUs.
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.
+        again: By how much each move of the last hour adds to the weight of the next, as a share of it.
         wait_max_s: After so long a waiting job comes before all others (see ``urgency``).
     """
 
@@ -35,6 +36,7 @@ class ChangeRules:
     shrink: float = 4.0
     swap: float = 2.0
     suspend: float = 2.0
+    again: float = 0.5
     wait_max_s: float = 86_400.0
 
     def lasting_s(self, restart_s: float) -> float:
@@ -43,7 +45,7 @@ class ChangeRules:
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:
-        for name in ("shrink", "swap", "suspend"):
+        for name in ("shrink", "swap", "suspend", "again"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
         if not self.wait_max_s > 0:
@@ -89,6 +91,7 @@ def _weights(market: Market, rules: ChangeRules) -> Floats:
     keeping = market.keeping[market.job]
     before = np.where(keeping >= 0, market.gpu_count[keeping], 0.0)
     weights = np.where(market.gpu_count > before, 1.0, np.where(market.gpu_count < before, rules.shrink, rules.swap))
-    weights = np.where(keeping >= 0, weights, 1.0)
+    recent = np.array([contender.recent_moves for contender in market.contenders], dtype=np.float64)
+    weights = np.where(keeping >= 0, weights * (1.0 + rules.again * recent[market.job]), 1.0)
     weights[market.entry < 0] = 0.0
     return weights

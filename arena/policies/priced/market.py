@@ -96,6 +96,7 @@ class Contender:
         kept: What would be free of each row without it; shape (rows,).
         kept_speed: Steps per second on what it has.
         is_shapeable: Whether it may be given something else than it has.
+        recent_moves: How often it has been launched again in the last ``MOVES_S``.
     """
 
     job_id: JobId
@@ -104,6 +105,7 @@ class Contender:
     kept: Floats | None = None
     kept_speed: float = 0.0
     is_shapeable: bool = True
+    recent_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,14 +256,14 @@ def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
         job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
         if not holding.movable or not job.spec.preemptible or grid is None:
             continue
-        if _speed_of(grid, holding) is not None and not _is_moved_often(job, snapshot.now_s):
+        if _speed_of(grid, holding) is not None and _recent_moves(job, snapshot.now_s) < MOVES_MAX:
             yield job_id, holding
 
 
-def _is_moved_often(job: JobRecord, now_s: float) -> bool:
-    """Tell whether a job has been moved so often of late that one more time would be too often."""
-    latest = job.launched_at_s[-MOVES_MAX:]
-    return job.epoch > MOVES_MAX and len(latest) == MOVES_MAX and now_s - latest[0] < MOVES_S
+def _recent_moves(job: JobRecord, now_s: float) -> int:
+    """Return how often a job has been launched again of late, as far as its record goes back."""
+    again = job.launched_at_s[1:] if job.epoch <= len(job.launched_at_s) else job.launched_at_s
+    return sum(now_s - at_s < MOVES_S for at_s in again)
 
 
 def _supply(capacity: Capacity, rows: Sequence[Row], allocations: Sequence[Allocation]) -> tuple[Floats, Floats]:
@@ -332,6 +334,7 @@ def _running(
             kept=kept[at],
             kept_speed=_speed_of(grid, holding) or 0.0,
             is_shapeable=spec.kind is JobKind.MALLEABLE,
+            recent_moves=_recent_moves(snapshot.jobs[job_id], snapshot.now_s),
         )
 
 
