@@ -30,6 +30,9 @@ from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.urgency import next_look_s, urged, weights
 
+SOON_RESTARTS = 10.0
+"""Of a job that ends within so many restarts, those count that its changes would need."""
+
 CUT_ROUNDS = 4
 """Times that a choice is made again without what found no devices."""
 
@@ -178,12 +181,14 @@ def _remaining(snapshot: Snapshot, market: Market) -> Floats:
 
 def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
     weight = weights(snapshot, market).tolist()
+    kept = np.where(market.keeping >= 0, market.speed[market.keeping], np.inf)
+    ends_soon = (remaining / kept < SOON_RESTARTS * snapshot.restart_s).tolist()
     bounds = [*firsts(market.job).tolist(), len(market.job)]
     curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
     workers = []
     for at, contender in enumerate(market.contenders):
         part = slice(bounds[at], bounds[at + 1])
-        if contender.holding is None:
+        if contender.holding is None or ends_soon[at]:
             curve = concave(zip(shares[part].tolist(), useful[part].tolist(), strict=True))
         else:
             curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())

@@ -1,0 +1,109 @@
+"""What changes cost under ``arena``: jobs of seconds, moves of late, a measured pace, priorities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arena.domain.job import JobId
+from arena.domain.records import JobRecord, JobState, Progress
+from arena.errors import SpecError
+from arena.policies.base import Snapshot
+from arena.policies.priced.changes import ChangeRules
+from arena.policies.priced.market import MOVES_MAX, Tables, market_of
+from arena.policies.registry import make_policy
+from tests.builders import allocation_on, chosen, grid_of, holding_of, node_info, scaling_grid, snapshot_of, train_spec
+
+GRID = scaling_grid("cpu", [(1,), (2,), (4,)], power=0.9)
+NODE = node_info("n1", gpus=4)
+HALF = allocation_on(("n1", (0, 1)))
+
+
+def long_job(name: str, steps: int = 100_000, **fields: Any) -> Any:
+    return train_spec(name, stop={"steps": steps}, **fields)
+
+
+def with_job(snapshot: Snapshot, job_id: str, **changes: Any) -> Snapshot:
+    record: JobRecord = replace(snapshot.jobs[JobId(job_id)], **changes)
+    return replace(snapshot, jobs={**snapshot.jobs, JobId(job_id): record})
+
+
+def growing(**fields: Any) -> Snapshot:
+    """Job a runs on half of a node whose other half is free; growing pays."""
+    held = {"a": holding_of(GRID, HALF)}
+    return snapshot_of([NODE], {"a": (long_job("a"), GRID)}, running=held, **fields)
+
+
+def test_a_long_job_grows_into_what_is_free() -> None:
+    assert chosen(make_policy("arena").decide(growing()), "a").group.gpu_count == 4
+
+
+@pytest.mark.parametrize(("ago_s", "is_left"), [(600.0, True), (7_200.0, False)])
+def test_nobody_is_moved_more_than_so_often_in_an_hour(ago_s: float, is_left: bool) -> None:
+    snapshot = growing(now_s=10_000.0)
+    launches = tuple(10_000.0 - ago_s + at for at in range(MOVES_MAX))
+    often = with_job(snapshot, "a", epoch=MOVES_MAX + 1, launched_at_s=launches)
+    assert ("a" not in make_policy("arena").decide(often).choices) is is_left
+
+
+def test_the_first_launch_is_no_move() -> None:
+    snapshot = growing(now_s=10_000.0)
+    launches = tuple(9_900.0 + at for at in range(MOVES_MAX))
+    fresh = with_job(snapshot, "a", epoch=MOVES_MAX, launched_at_s=launches)
+    [contender] = market_of(fresh, Tables()).contenders
+    assert contender.recent_moves == MOVES_MAX - 1
+
+
+def test_a_job_of_seconds_takes_no_more_than_it_needs_while_others_wait() -> None:
+    """It would end no sooner on four GPUs: its start is most of its time."""
+    grid = scaling_grid("cpu", [(1,), (2,), (3,), (4,)], power=0.9)
+    jobs = {"short": (long_job("short", steps=4), grid), "long": (long_job("long"), grid)}
+    decision = make_policy("arena").decide(snapshot_of([NODE], jobs, restart_s=60.0))
+    assert chosen(decision, "short").group.gpu_count == 1
+    assert chosen(decision, "long").group.gpu_count == 3
+
+
+def test_a_measured_pace_counts_for_the_whole_grid() -> None:
+    """A job that runs at a quarter of what was estimated has four times as long to go."""
+    snapshot = with_job(growing(), "a", progress=Progress(step=10, step_time_s=4.0 * 1.0 / 2**0.9, reported_at_s=990.0))
+    market = market_of(snapshot, Tables())
+    estimated = market_of(growing(), Tables())
+    assert market.speed == pytest.approx(estimated.speed / 4.0)
+
+
+def test_priority_decides_between_equals() -> None:
+    one_gpu = node_info("n1", gpus=1)
+    grid = scaling_grid("cpu", [(1,)])
+    jobs = {"a": (long_job("a"), grid), "b": (long_job("b", priority=3), grid)}
+    decision = make_policy("arena").decide(snapshot_of([one_gpu], jobs))
+    assert chosen(decision, "b").group.gpu_count == 1
+    assert "a" not in decision.choices
+
+
+def test_a_job_about_to_end_is_not_stopped_for_one_that_wants_all() -> None:
+    taken = {"a": holding_of(GRID, allocation_on(("n1", (0,))))}
+    jobs = {"a": (long_job("a", steps=3), GRID), "b": (long_job("b", steps=10**9), scaling_grid("cpu", [(4,)]))}
+    decision = make_policy("arena").decide(snapshot_of([NODE], jobs, running=taken))
+    assert not decision.choices
+
+
+def test_a_waiting_job_is_looked_at_again_when_it_has_waited_long_enough() -> None:
+    taken = {"a": holding_of(grid_of(*GRID.cells[:1]), allocation_on(("n1", (0,))))}
+    jobs = {"a": (long_job("a", steps=3), GRID), "b": (long_job("b", steps=10**9), scaling_grid("cpu", [(4,)]))}
+    decision = make_policy("arena", {"wait_max_s": 500.0}).decide(snapshot_of([NODE], jobs, running=taken))
+    assert "b" not in decision.choices
+    assert decision.look_again_at_s == pytest.approx(990.0 + 500.0)
+
+
+@pytest.mark.parametrize("option", ["shrink", "swap", "suspend", "again", "wait_max_s", "horizon_s"])
+def test_options_out_of_range_are_refused(option: str) -> None:
+    with pytest.raises(SpecError, match=option):
+        ChangeRules(**{option: -1.0})
+
+
+def test_jobs_that_run_at_the_estimated_pace_are_not_touched_by_noise() -> None:
+    snapshot = growing()
+    noisy = with_job(snapshot, "a", state=JobState.RUNNING, progress=Progress(step=1, step_time_s=1.0001 / 2**0.9))
+    assert (market_of(noisy, Tables()).speed == market_of(snapshot, Tables()).speed).all()
