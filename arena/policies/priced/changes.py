@@ -29,6 +29,7 @@ class ChangeRules:
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
+        outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price.
         wait_max_s: After so long a waiting job comes before all others (see ``urgency``).
     """
 
@@ -37,6 +38,7 @@ class ChangeRules:
     swap: float = 2.0
     suspend: float = 2.0
     again: float = 0.5
+    outlook: float = 0.0
     wait_max_s: float = 86_400.0
 
     def lasting_s(self, restart_s: float) -> float:
@@ -45,7 +47,7 @@ class ChangeRules:
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:
-        for name in ("shrink", "swap", "suspend", "again"):
+        for name in ("shrink", "swap", "suspend", "again", "outlook"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
         if not self.wait_max_s > 0:

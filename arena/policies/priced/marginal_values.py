@@ -62,12 +62,16 @@ def _rises(first: tuple[float, float], middle: tuple[float, float], last: tuple[
     return (last[1] - middle[1]) * (middle[0] - first[0]) >= (middle[1] - first[1]) * (last[0] - middle[0])
 
 
-def marginal_values(workers: Sequence[Worker]) -> tuple[list[float], float]:
+def marginal_values(workers: Sequence[Worker], outlook: float = 0.0) -> tuple[list[float], float]:
     """Return the value of a step of each job, in seconds of weighted flow time, and that of the whole machine.
 
     The order of ends is that of the time each would take at a price of the machine; a first round is made at the price
     of a machine that all share, a second at the price that this gave. The first needs no more than a sample: a price
     that is off by a hundredth moves the order of ends by less.
+
+    Args:
+        outlook: What the machine will be worth when the last of these jobs ends, because others will have come, as a
+            share of what it is worth now; 0 if nobody comes any more. It raises what large jobs are worth.
     """
     curves = {id(worker.curve): worker.curve for worker in workers}
     rises = {key: _rises_of(curve, 1) for key, curve in curves.items()}
@@ -77,7 +81,9 @@ def marginal_values(workers: Sequence[Worker]) -> tuple[list[float], float]:
     larger = rises if stands_for == 1 else {key: _rises_of(curve, stands_for) for key, curve in curves.items()}
     _, price = _recursion([(worker.weight * stands_for, larger[id(worker.curve)]) for worker in sample])
     order = _order(workers, price)
-    found, price = _recursion([(workers[at].weight, rises[id(workers[at].curve)]) for at in order])
+    found, price = _recursion(
+        [(workers[at].weight, rises[id(workers[at].curve)]) for at in order], begins_at=outlook * price
+    )
     values = [0.0] * len(workers)
     for at, value in zip(order, found, strict=True):
         values[at] = value
@@ -120,9 +126,9 @@ def _rises_of(curve: Curve, count: int) -> tuple[_Rise, ...]:
     return tuple(rises)
 
 
-def _recursion(jobs: Iterable[tuple[float, tuple[_Rise, ...]]]) -> tuple[list[float], float]:
+def _recursion(jobs: Iterable[tuple[float, tuple[_Rise, ...]]], begins_at: float = 0.0) -> tuple[list[float], float]:
     """Return the values of jobs, given by weight and steps, last end first, and the worth of the machine's last bit."""
-    held = _Held(worths=[], widths=[])
+    held = _Held(worths=[-begins_at], widths=[1.0], free=0.0) if begins_at > 0.0 else _Held(worths=[], widths=[])
     values = []
     for weight, own in jobs:
         value, best = _value(weight, own, held)

@@ -137,7 +137,7 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     shares = market.usage @ power / machine
     remaining = _remaining(snapshot, market)
     useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
-    values, price = marginal_values(_workers(snapshot, market, shares, remaining, useful))
+    values, price = marginal_values(_workers(snapshot, market, shares, remaining, useful), changes.outlook)
     value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
     value = urged(snapshot, market, value, changes.wait_max_s)
     return Problem(
