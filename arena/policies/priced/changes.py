@@ -38,7 +38,7 @@ class ChangeRules:
     swap: float = 2.0
     suspend: float = 2.0
     again: float = 0.5
-    outlook: float = 0.0
+    outlook: float = 0.3
     wait_max_s: float = 86_400.0
 
     def lasting_s(self, restart_s: float) -> float:
