@@ -51,7 +51,8 @@ def outcomes(*, preemptible: bool, until_s: float) -> dict[str, JobOutcome]:
         config=replace(REPLAY_CONFIG, decide_after_s=0.0),
     )
     flood = [
-        submitted(f"s{at:05}", 15.0 * at, SMALL, SMALL_STEPS, preemptible=preemptible) for at in range(int(until_s / 15))
+        submitted(f"s{at:05}", 15.0 * at, SMALL, SMALL_STEPS, preemptible=preemptible)
+        for at in range(int(until_s / 15))
     ]
     jobs = sorted([*flood, submitted("large", 100.0, LARGE, 60)], key=lambda job: job.submitted_at_s)
     return {one.job_id: one for one in replay.run(jobs).outcomes}
