@@ -41,7 +41,7 @@ def submitted(name: str, at_s: float, workload: WorkloadSpec, steps: int, *, pre
 
 
 def outcomes(*, preemptible: bool, until_s: float) -> dict[str, JobOutcome]:
-    """Run a flood that fills 16 GPUs 1.25 times over, one arrival each 15 s, and the large job 100 s after its begin."""
+    """Run a flood that fills 16 GPUs 1.25 times over, one arrival each 15 s, and the large job 100 s later."""
     restart = ConstantRestart(first_s=RESTART_S, again_s=RESTART_S)
     replay = Replay(
         shape=shape(("cpu", 4, 4)),
@@ -52,7 +52,7 @@ def outcomes(*, preemptible: bool, until_s: float) -> dict[str, JobOutcome]:
     )
     flood = [
         submitted(f"s{at:05}", 15.0 * at, SMALL, SMALL_STEPS, preemptible=preemptible)
-        for at in range(int(until_s / 15))
+        for at in range(int(until_s // 15))
     ]
     jobs = sorted([*flood, submitted("large", 100.0, LARGE, 60)], key=lambda job: job.submitted_at_s)
     return {one.job_id: one for one in replay.run(jobs).outcomes}
