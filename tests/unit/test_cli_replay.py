@@ -189,7 +189,7 @@ def test_names_of_a_trace_cannot_write_the_report(arena: Arena, folder: Path) ->
 @pytest.mark.parametrize(
     ("argv", "told"),
     [
-        (("--policy", "nope"), "unknown policy 'nope'. Use one of arena-greedy, "),
+        (("--policy", "nope"), "unknown policy 'nope'. Use one of arena, arena-greedy, "),
         (("--policy", "fcfs,fcfs"), "--policy fcfs,fcfs names one twice"),
         (("--policy", ","), "--policy names no policy"),
         (("--grids", "{}/steps.csv"), "--mapping default"),
