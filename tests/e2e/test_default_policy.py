@@ -32,27 +32,28 @@ def test_three_malleable_jobs_finish_without_thrashing_and_the_one_that_waits_kn
     cluster: ProcessCluster,
 ) -> None:
     assert cluster.client.status().policy == "arena"
-    first = cluster.submit(malleable("first", 400))
+    first = cluster.submit(malleable("first", 800))
     cluster.wait_state(first, JobState.RUNNING)
-    others = [cluster.submit(malleable(name, 300)) for name in ("second", "third")]
+    others = [cluster.submit(malleable(name, 600)) for name in ("second", "third")]
     jobs = [first, *others]
     # Two GPUs: of three jobs one waits at least, whatever is decided, and once the others run it could displace them.
-    waits: list[str] = []
+    # Jobs go on while the command line starts, so both of its answers must come from one and the same wait.
+    answers: list[tuple[str, dict[str, Any], str]] = []
 
-    def one_could_displace() -> bool:
-        details = [cluster.client.job(job_id, explain=True) for job_id in jobs]
-        codes = {detail.job.job_id: {one.code.value for one in detail.explanation} for detail in details}
-        waits[:] = [job_id for job_id in jobs if "displaces" in codes[job_id]]
-        return bool(waits)
+    def one_knows_whom_it_could_displace() -> bool:
+        for job_id in jobs:
+            why = cluster.arena_json("why", job_id)
+            told = {item["code"]: item for item in (*why["reasons"], *why["explanation"])}
+            if told.keys() >= {"outbid", "displaces"}:
+                answers.append((job_id, told, cluster.arena("why", job_id).stdout))
+        return any("others save" in text for _, _, text in answers)
 
-    wait_until(one_could_displace, "a job waits for others that run")
-    why = cluster.arena_json("why", waits[0])
-    told = {item["code"]: item for item in (*why["reasons"], *why["explanation"])}
+    wait_until(one_knows_whom_it_could_displace, "a job waits for others that run")
+    waiting, told, _ = next(answer for answer in answers if "others save" in answer[2])
     assert told["outbid"]["numbers"].keys() >= {"value", "price"}
     assert told["outbid"]["names"]["group"].startswith("cpu")
     assert told["displaces"]["numbers"]["loss"] >= 0
-    assert any(job_id in told["displaces"]["names"]["jobs"] for job_id in jobs if job_id != waits[0])
-    assert "others save" in cluster.arena("why", waits[0]).stdout
+    assert any(job_id in told["displaces"]["names"]["jobs"] for job_id in jobs if job_id != waiting)
     for job_id in jobs:
         cluster.wait_succeeded(job_id)
         job = cluster.client.job(job_id).job
