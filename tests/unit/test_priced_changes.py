@@ -107,3 +107,16 @@ def test_jobs_that_run_at_the_estimated_pace_are_not_touched_by_noise() -> None:
     snapshot = growing()
     noisy = with_job(snapshot, "a", state=JobState.RUNNING, progress=Progress(step=1, step_time_s=1.0001 / 2**0.9))
     assert (market_of(noisy, Tables()).speed == market_of(snapshot, Tables()).speed).all()
+
+
+def test_a_measured_pace_is_that_of_its_own_job_alone() -> None:
+    """Which of two jobs of one grid is slower than estimated makes no difference to what both are worth together."""
+    nodes = [node_info("n1", gpus=4), node_info("n2", gpus=4)]
+    held = {"a": holding_of(GRID, HALF), "b": holding_of(GRID, allocation_on(("n2", (0, 1))))}
+    both = snapshot_of(nodes, {"a": (long_job("a"), GRID), "b": (long_job("b"), GRID)}, running=held)
+    slow = Progress(step=10, step_time_s=4.0 / 2**0.9, reported_at_s=990.0)
+    fast = Progress(step=10, step_time_s=1.0 / 2**0.9, reported_at_s=990.0)
+    policy = make_policy("arena")
+    first = policy.decide(with_job(with_job(both, "a", progress=slow), "b", progress=fast)).numbers
+    second = policy.decide(with_job(with_job(both, "a", progress=fast), "b", progress=slow)).numbers
+    assert first["bound"] == pytest.approx(second["bound"], rel=1e-6)

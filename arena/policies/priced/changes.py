@@ -24,7 +24,8 @@ class ChangeRules:
     that, so shrinking and suspending are weighed heavier than growing.
 
     Args:
-        horizon_s: Time that a change is expected to last; None means ten restarts.
+        horizon_s: Time that a change is expected to last; None means ten restarts, ten minutes at
+            most.
         shrink: Weight of a restart of a job that gets fewer GPUs.
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.

@@ -25,7 +25,7 @@ from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.explaining import cause_of, explained, offer_of
-from arena.policies.priced.marginal_values import Worker, concave, marginal_values
+from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.urgency import next_look_s, urged, weights
@@ -123,12 +123,10 @@ class Problem:
 
     Args:
         guess: Prices to begin with.
-        remaining_steps: By contender.
     """
 
     columns: Columns
     guess: Floats
-    remaining_steps: Floats
 
 
 def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Problem:
@@ -143,7 +141,6 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     return Problem(
         columns=Columns(job=market.job, value=value, usage=market.usage),
         guess=price * power / machine,
-        remaining_steps=remaining,
     )
 
 
@@ -184,7 +181,7 @@ def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floa
     kept = np.where(market.keeping >= 0, market.speed[market.keeping], np.inf)
     ends_soon = (remaining / kept < SOON_RESTARTS * snapshot.restart_s).tolist()
     bounds = [*firsts(market.job).tolist(), len(market.job)]
-    curves: dict[tuple[int, bool], tuple[tuple[float, float], ...]] = {}
+    curves: dict[tuple[int, float], Curve] = {}
     workers = []
     for at, contender in enumerate(market.contenders):
         part = slice(bounds[at], bounds[at + 1])
@@ -205,15 +202,12 @@ def _done(snapshot: Snapshot, job_id: JobId) -> float:
 
 
 def _curve(
-    contender: Contender,
-    known: dict[tuple[int, bool], tuple[tuple[float, float], ...]],
-    shares: list[float],
-    speeds: list[float],
-) -> tuple[tuple[float, float], ...]:
-    """Return a job's speed-up; that of its grid, unless all it can do is to keep what it has."""
+    contender: Contender, known: dict[tuple[int, float], Curve], shares: list[float], speeds: list[float]
+) -> Curve:
+    """Return a job's speed-up; that of its grid at its pace, unless all it can do is to keep what it has."""
     if not contender.is_shapeable:
         return concave(zip(shares, speeds, strict=True))
-    key = (id(contender.table), contender.is_shapeable)
+    key = (id(contender.table), speeds[0])  # jobs of one grid differ in their measured pace
     if key not in known:
         size = len(contender.table.speed)
         known[key] = concave(zip(shares[:size], speeds[:size], strict=True))

@@ -21,8 +21,8 @@ from arena.policies.choose import choose_cell
 from arena.policies.priced.columns import Floats, Ints
 from arena.policies.priced.market import Market
 
-NODES_CLEARED_MAX = 3
-"""Nodes that are cleared for one group at most."""
+JOBS_CLEARED_MAX = 3
+"""With more jobs than this cleared away and still no room, a group is given up."""
 
 CLEARINGS_TRIED_MAX = 6
 """Nodes that are tried, those with the fewest GPUs to be cleared first."""
@@ -107,7 +107,7 @@ class _Seating:
             found = self._found(at, column, capacity)
             if not isinstance(found, Reason) and self._resettled(at, found, moved, capacity.take_all(found)):
                 return True
-            if len(moved) > NODES_CLEARED_MAX:
+            if len(moved) > JOBS_CLEARED_MAX:
                 return False
         return False
 
