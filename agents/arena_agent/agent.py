@@ -265,7 +265,8 @@ class Agent:
     async def wait_for_news(self, limit_s: float) -> None:
         """Return when there may be news, or after the limit."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._may_have_news.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._may_have_news.wait()
         self._may_have_news.clear()
 
     def take_verdict(self, verdict: Verdict) -> None:

@@ -36,6 +36,7 @@ from arena_agent.shim.launcher import ATTEMPT_ID_PLACEHOLDER
 from arena_agent.warm import WarmLauncher
 
 _COMPACT_ENTRY_COUNT = 20_000
+_CANCEL_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -153,11 +154,21 @@ async def _live(agent: Agent, link: Link, warm: WarmLauncher | None, strays: tup
             for task in done:
                 task.result()
     finally:
-        for task in (*tasks, end):
-            task.cancel()
-        await asyncio.gather(*tasks, end, return_exceptions=True)
+        await end_all({*tasks, end})
         await agent.close()
     return 0
+
+
+async def end_all(tasks: set[asyncio.Task[object]]) -> None:
+    """Cancel tasks until they have ended.
+
+    A cancellation can get lost: a task group whose stream breaks in that moment raises what broke, and the loop around
+    it would connect anew for ever.
+    """
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_CANCEL_INTERVAL_S)
 
 
 @contextlib.contextmanager

@@ -218,7 +218,8 @@ class Link:
 
 async def _read_verdict(call: Call) -> Verdict:
     try:
-        message = await asyncio.wait_for(call.read(), _VERDICT_LIMIT_S)
+        async with asyncio.timeout(_VERDICT_LIMIT_S):
+            message = await call.read()
     except TimeoutError as error:
         raise UnavailableError("the scheduler does not answer the registration") from error
     if not isinstance(message, pb.OpenSessionResponse):

@@ -101,7 +101,8 @@ class ShareKeeper:
         if not signal_process(supervisor, signal.SIGTERM):
             return
         try:
-            await asyncio.wait_for(wait_until_dead(supervisor), grace_s + self._margin_s)
+            async with asyncio.timeout(grace_s + self._margin_s):
+                await wait_until_dead(supervisor)
         except TimeoutError:
             await kill_until_gone(lambda: members(self._marks(share)))
 

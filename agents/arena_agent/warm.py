@@ -70,7 +70,8 @@ class WarmLauncher:
             if channel is None or not self._ready.is_set():
                 return None
             try:
-                answer = await asyncio.wait_for(self._ask(channel, request), _ANSWER_LIMIT_S)
+                async with asyncio.timeout(_ANSWER_LIMIT_S):
+                    answer = await self._ask(channel, request)
                 entry = process_entry(int(answer))
             except (OSError, TimeoutError, ValueError) as error:
                 _log.warning("the warm launcher did not fork: %s", error)
@@ -82,7 +83,8 @@ class WarmLauncher:
         if self._is_broken:
             return self._ready.is_set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), limit_s)
+            async with asyncio.timeout(limit_s):
+                await self._ready.wait()
         return self._ready.is_set()
 
     async def _ask(self, channel: socket.socket, request: bytes) -> bytes:
@@ -110,7 +112,8 @@ class WarmLauncher:
     async def _accompany(self, process: subprocess.Popen[bytes], channel: socket.socket) -> bool:
         loop = asyncio.get_running_loop()
         try:
-            word = await asyncio.wait_for(loop.sock_recv(channel, REQUEST_BYTES_MAX), _READY_LIMIT_S)
+            async with asyncio.timeout(_READY_LIMIT_S):
+                word = await loop.sock_recv(channel, REQUEST_BYTES_MAX)
         except (OSError, TimeoutError):
             word = b""
         if word != READY:

@@ -9,6 +9,7 @@ import pytest
 
 from arena.errors import UnavailableError
 from arena.rpc.v1 import agent_service_pb2 as pb
+from arena_agent.app import end_all
 from arena_agent.link import OpenSession
 
 
@@ -61,3 +62,22 @@ async def test_a_sender_on_a_stream_that_has_ended_is_told() -> None:
     call.is_ended = True
     with pytest.raises(UnavailableError):
         await OpenSession(call).send(message(1))
+
+
+async def test_a_part_that_misses_its_cancellation_is_cancelled_again() -> None:
+    missed: list[int] = []
+
+    async def connect_for_ever() -> None:
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                if missed:
+                    raise
+                missed.append(1)
+
+    task: asyncio.Task[object] = asyncio.create_task(connect_for_ever())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await end_all({task})
+    assert task.cancelled()

@@ -58,6 +58,12 @@ def test_no_file_is_too_long() -> None:
     assert {name: count for name, count in counts.items() if count > FILE_LINES_MAX} == {}
 
 
+def test_nothing_waits_in_a_way_that_loses_a_cancellation() -> None:
+    """Before Python 3.12 ``asyncio.wait_for`` swallows a cancellation that comes when what it waits for is there."""
+    found = [str(path.relative_to(ROOT)) for path in sources() if "asyncio.wait_for(" in path.read_text("utf-8")]
+    assert found == [], "use asyncio.timeout"
+
+
 def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path.relative_to(ROOT))
