@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from arena.domain.tenants import Guarantees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,7 @@ class EngineConfig:
             instead of being taken without the job that is to blame.
         shape_settle_s: How long the set of nodes must have been stable before grids are built anew.
         restart_s: Cost of a reconfiguration assumed until some have been measured.
+        tenants: Guaranteed GPUs by project.
     """
 
     checkpoint_root: str = ""
@@ -51,3 +54,4 @@ class EngineConfig:
     is_strict: bool = False
     shape_settle_s: float = 0.5
     restart_s: float = 10.0
+    tenants: Guarantees = field(default_factory=dict)

@@ -94,6 +94,7 @@ def _snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index:
         checkpoint_root=config.checkpoint_root,
         restart_s=state.restart_s,
         history=state.lengths,
+        tenants=config.tenants,
     )
 
 

@@ -16,6 +16,7 @@ from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord
 from arena.domain.replacing import quickly_made
+from arena.domain.tenants import Guarantees
 from arena.policies.capacity import Capacity
 
 
@@ -55,6 +56,7 @@ class Snapshot:
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
         checkpoint_root: Place of the jobs that name none; empty when unknown.
         history: What jobs that ended have taught about lengths.
+        tenants: Guaranteed GPUs by project.
     """
 
     now_s: float
@@ -69,6 +71,7 @@ class Snapshot:
     restart_s: float = 10.0
     checkpoint_root: str = ""
     history: LengthHistory = field(default_factory=LengthHistory)
+    tenants: Guarantees = field(default_factory=dict)
 
 
 @quickly_made
