@@ -13,6 +13,7 @@ from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
 
 PARETO_PLANS_MAX = 32
+MIXED_CELLS_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +78,18 @@ class Grid:
         cells: Feasible groups, fewest GPUs first, then by iteration time.
         infeasible: The others, each with its reason.
         source: Which planner or table made it, with its version.
+        mixed: Groups over several GPU types that beat what each type could do alone, at most ``MIXED_CELLS_MAX``, in
+            the order of ``cells``. They stand apart: only a policy that weighs one type against another can use them.
     """
 
     cells: tuple[Cell, ...]
     infeasible: tuple[InfeasibleGroup, ...] = ()
     source: str = ""
+    mixed: tuple[Cell, ...] = ()
 
     def cell(self, group: GpuGroup) -> Cell | None:
         """Return the cell of a group, None where it is infeasible or unknown."""
-        return next((cell for cell in self.cells if cell.group == group), None)
+        return next((cell for cell in (*self.cells, *self.mixed) if cell.group == group), None)
 
 
 class GridSource(Protocol):

@@ -190,7 +190,7 @@ def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
     Groups of equal usage stay beside each other: where one finds no devices another may.
     """
     best: dict[tuple[tuple[float, ...], GpuGroup], tuple[Cell, tuple[str, ...]]] = {}
-    for cell in grid.cells:
+    for cell in (*grid.cells, *grid.mixed):
         for zones, usage in _usages(cell.group, rows, same_zone=same_zone):
             known = best.get((usage, cell.group))
             if known is None or cell.steps_per_s > known[0].steps_per_s:

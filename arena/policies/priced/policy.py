@@ -161,10 +161,14 @@ def _power(market: Market) -> Floats:
 
 
 def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
-    """Return the speed of a GPU of each pool in groups of that pool alone, against the largest of them."""
-    if not len(speed):
+    """Return the speed of a GPU of each pool in groups of that pool alone, against the largest of them.
+
+    A job that runs on several pools together only does not tell them apart.
+    """
+    is_alone = usage >= gpu_count[:, None]
+    if not is_alone.any():
         return np.ones(usage.shape[1])
-    per_gpu = np.where(usage > 0, (speed / gpu_count)[:, None], 0.0).max(axis=0)
+    per_gpu = np.where(is_alone, (speed / gpu_count)[:, None], 0.0).max(axis=0)
     return np.asarray(per_gpu / per_gpu.max())
 
 
