@@ -120,3 +120,16 @@ def test_a_measured_pace_is_that_of_its_own_job_alone() -> None:
     first = policy.decide(with_job(with_job(both, "a", progress=slow), "b", progress=fast)).numbers
     second = policy.decide(with_job(with_job(both, "a", progress=fast), "b", progress=slow)).numbers
     assert first["bound"] == pytest.approx(second["bound"], rel=1e-6)
+
+
+@pytest.mark.parametrize("same_grid", [True, False])
+def test_a_running_job_is_not_displaced_for_being_measured_while_its_equal_is_not(*, same_grid: bool) -> None:
+    """Estimates are as wrong for the one that waits, of its kind or another."""
+    grid, other = scaling_grid("cpu", [(1,)]), scaling_grid("cpu", [(1,)])
+    jobs = {"a": (long_job("a"), grid), "b": (long_job("b"), grid if same_grid else other)}
+    held = {"a": holding_of(grid, allocation_on(("n1", (0,))))}
+    snapshot = snapshot_of([node_info("n1", gpus=1)], jobs, running=held)
+    slow = with_job(
+        snapshot, "a", state=JobState.RUNNING, progress=Progress(step=10, step_time_s=3.0, reported_at_s=990.0)
+    )
+    assert not make_policy("arena").decide(slow).choices

@@ -13,21 +13,18 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
 from arena.domain.launch import NodeId
-from arena.domain.records import JobRecord, JobState
+from arena.domain.records import JobRecord
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import Capacity, Pool
 from arena.policies.priced.columns import NONE, Floats, Ints
+from arena.policies.priced.pace import paces
 
 TABLES_REMEMBERED = 10_000
 SHAPES_REMEMBERED = 8
 MOVES_MAX = 4
 MOVES_S = 3_600.0
 """No job is launched again more often than this in so long."""
-
-PACE_TOLERANCE = 0.05
-PACE_MAX = 10.0
-"""Measured step times count where they are off by more than the first and by less than the second factor."""
 
 HALVED_SIZE_MIN = 8
 """Halves of nodes from this size on are rows of their own."""
@@ -234,20 +231,8 @@ def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
     contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
     market = _columns(rows, supply, contenders)
-    pace = np.array([_measured_pace(snapshot, contender) for contender in contenders])
+    pace = np.array(paces(snapshot, [(contender.job_id, id(contender.table)) for contender in contenders]))
     return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
-
-
-def _measured_pace(snapshot: Snapshot, contender: Contender) -> float:
-    """Return how fast a running job is against its estimate; what is off here is taken to be off everywhere."""
-    holding, job = contender.holding, snapshot.jobs[contender.job_id]
-    if holding is None or holding.estimate is None or job.state is not JobState.RUNNING:
-        return 1.0
-    measured_s = job.progress.step_time_s
-    if not measured_s:
-        return 1.0
-    pace = holding.estimate.iter_time_s / measured_s
-    return 1.0 if abs(pace - 1.0) < PACE_TOLERANCE else min(max(pace, 1.0 / PACE_MAX), PACE_MAX)
 
 
 def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
