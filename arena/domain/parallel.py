@@ -5,7 +5,9 @@ replica a tensor-parallel group. The general form (per-stage and per-replica deg
 plans need; ``ParallelPlan.uniform`` builds the common case, and its text form is ``dp4 tp2 pp2 mb1``.
 
 Rank order is stage, then replica, then tensor-parallel index: neighbours in a tensor-parallel group are
-neighbours in rank, so a placement that keeps ranks in node order never splits the group.
+neighbours in rank, so a placement that keeps ranks in node order never splits the group. Where replicas name what they
+are on, GPU type and zone come before the stage: the ranks of a type follow each other, so nodes of one type can hold
+parts of several stages.
 """
 
 from __future__ import annotations
@@ -184,7 +186,28 @@ class ParallelPlan:
     @property
     def tensor_parallel_sizes(self) -> tuple[int, ...]:
         """Sizes of the tensor-parallel groups in rank order; a placement keeps each inside one node."""
-        return tuple(replica.tp for stage in self.stages for replica in stage.replicas)
+        if not self.names_gpus:
+            return tuple(replica.tp for stage in self.stages for replica in stage.replicas)
+        return tuple(self.stages[stage].replicas[replica].tp for stage, replica in self.replicas_by_rank)
+
+    @property
+    def names_gpus(self) -> bool:
+        """Whether a replica names the GPU type or zone that it is on."""
+        seen: tuple[Replica, ...] = ()
+        for stage in self.stages:
+            if stage.replicas is not seen:  # stages mostly share theirs
+                seen = stage.replicas
+                if any(replica.gpu_type is not None or replica.zone is not None for replica in seen):
+                    return True
+        return False
+
+    @property
+    def replicas_by_rank(self) -> tuple[tuple[int, int], ...]:
+        """Stage and replica of each tensor-parallel group in rank order."""
+        places = [(stage, replica) for stage, one in enumerate(self.stages) for replica in range(len(one.replicas))]
+        if self.names_gpus:
+            places.sort(key=lambda place: _where(self.stages[place[0]].replicas[place[1]]))
+        return tuple(places)
 
     @property
     def is_uniform(self) -> bool:
@@ -200,6 +223,10 @@ class ParallelPlan:
 
     def __str__(self) -> str:
         return format_plan(self)
+
+
+def _where(replica: Replica) -> tuple[str, str]:
+    return replica.gpu_type or "", replica.zone or ""
 
 
 def even_split(total: int, part_count: int) -> list[int]:

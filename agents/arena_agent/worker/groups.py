@@ -73,8 +73,8 @@ def _wires(placement: Placement) -> Iterator[tuple[Pass, bool]]:
     if placement.plan.pp == 1:
         return
     yield from ((Pass.FORWARD, True), (Pass.BACKWARD, False))
-    if placement.plan.virtual_stage_count > 1:
-        # The last stage sends on to the first.
+    if placement.plan.virtual_stage_count > 1 or placement.plan.names_gpus:
+        # The last stage sends on to the first; where ranks go by GPU type, a stage may stand before those ahead of it.
         yield from ((Pass.FORWARD, False), (Pass.BACKWARD, True))
 
 

@@ -20,7 +20,7 @@ from arena.domain.parameters import Parameter, Place, parameters_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinate:
-    """Where a rank stands in the plan; ranks run stage first, then replica, then tensor-parallel index."""
+    """Where a rank stands in the plan (``ParallelPlan.replicas_by_rank``)."""
 
     rank: int
     stage: int
@@ -103,10 +103,9 @@ def chunks_of(plan: ParallelPlan) -> tuple[ChunkSpec, ...]:
 def coordinates(plan: ParallelPlan) -> tuple[Coordinate, ...]:
     """Return where each rank stands, by rank."""
     places = [
-        (stage_index, replica_index, tp_index, replica.tp)
-        for stage_index, stage in enumerate(plan.stages)
-        for replica_index, replica in enumerate(stage.replicas)
-        for tp_index in range(replica.tp)
+        (stage, replica, tp_index, plan.stages[stage].replicas[replica].tp)
+        for stage, replica in plan.replicas_by_rank
+        for tp_index in range(plan.stages[stage].replicas[replica].tp)
     ]
     return tuple(
         Coordinate(rank=rank, stage=stage, replica=replica, tp_index=index, tp=tp)
