@@ -36,14 +36,21 @@ class Row:
 
     Args:
         chunk: 1 for single GPUs; else so many on one node, of which only what is free together counts.
+        kept_for: Projects that claim a part of it, whose jobs need none of this row: it is what others may have.
+        is_lasting: Whether it is of jobs that may not be stopped only.
     """
 
     pool: Pool
     chunk: int
+    kept_for: tuple[str, ...] = ()
+    is_lasting: bool = False
 
     def __str__(self) -> str:
-        gpu_type, zone = self.pool
-        return f"{gpu_type}/{zone}" if self.chunk == 1 else f"{gpu_type}/{zone} by {self.chunk}"
+        name = "/".join(filter(None, self.pool))
+        chunk = "" if self.chunk == 1 else f" by {self.chunk}"
+        lasting = " for good" if self.is_lasting else ""
+        beside = f" beside {', '.join(self.kept_for)}" if self.kept_for else ""
+        return f"{name}{chunk}{lasting}{beside}"
 
     def taken(self, count: int) -> int:
         """Return what so many GPUs on one node take of this row at least.
@@ -118,6 +125,7 @@ class Market:
         gpu_count: GPUs; shape (columns,).
         usage: What each takes of each row; shape (columns, rows).
         keeping: By contender: the column of what it has, -1 where it has nothing.
+        entitled: Contenders that find devices before others (see ``shares``).
     """
 
     rows: tuple[Row, ...]
@@ -129,6 +137,7 @@ class Market:
     gpu_count: Floats
     usage: Floats
     keeping: Ints
+    entitled: frozenset[int] = frozenset()
 
     def cell(self, column: int) -> Cell:
         """Return the cell of a column that is not to keep what is there."""
@@ -241,7 +250,8 @@ def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
         job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
         if not holding.movable or not job.spec.preemptible or grid is None:
             continue
-        if _speed_of(grid, holding) is not None and _recent_moves(job, snapshot.now_s) < MOVES_MAX:
+        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or bool(snapshot.tenants)  # shares come before rest
+        if _speed_of(grid, holding) is not None and is_quiet:
             yield job_id, holding
 
 
@@ -318,7 +328,8 @@ def _running(
             holding=holding,
             kept=kept[at],
             kept_speed=_speed_of(grid, holding) or 0.0,
-            is_shapeable=spec.kind is JobKind.MALLEABLE,
+            is_shapeable=spec.kind is JobKind.MALLEABLE
+            and _recent_moves(snapshot.jobs[job_id], snapshot.now_s) < MOVES_MAX,
             recent_moves=_recent_moves(snapshot.jobs[job_id], snapshot.now_s),
         )
 

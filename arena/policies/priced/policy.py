@@ -28,7 +28,8 @@ from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
-from arena.policies.priced.urgency import next_look_s, urged, weights
+from arena.policies.priced.shares import shared
+from arena.policies.priced.urgency import next_look_s, types_kept_free, urged, weights
 
 SOON_RESTARTS = 10.0
 """Of a job that ends within so many restarts, those count that its changes would need."""
@@ -60,7 +61,7 @@ class PricedPolicy:
         if not len(market.job):
             return Decision(reasons={**planning, **hopeless})
         problem = _problem(snapshot, market, self.changes)
-        answer, seats = self._settled(snapshot, market, problem)
+        market, problem, (answer, seats) = self._chosen(snapshot, market, problem)
         choices = _choices(market, answer.chosen, seats)
         reasons = _reasons(market, problem, (answer, seats), choices)
         return Decision(
@@ -76,8 +77,23 @@ class PricedPolicy:
         if all(contender.job_id != job_id for contender in market.contenders):
             return ()
         problem = _problem(snapshot, market, self.changes)
-        answer, _ = self._settled(snapshot, market, problem)
+        market, problem, (answer, _) = self._chosen(snapshot, market, problem)
         return explained(market, problem.columns, answer, job_id, self.effort)
+
+    def _chosen(
+        self, snapshot: Snapshot, market: Market, problem: Problem
+    ) -> tuple[Market, Problem, tuple[Answer, Seats]]:
+        """Choose and seat within the shares of tenants, whose rows the market then has, where there are any."""
+        if not snapshot.tenants:
+            return market, problem, self._settled(snapshot, market, problem)
+
+        def settle(within: Market, columns: Columns) -> tuple[Answer, Seats]:
+            guess = np.pad(problem.guess, (0, len(within.rows) - len(problem.guess)))
+            return self._settled(snapshot, within, replace(problem, columns=columns, guess=guess))
+
+        closed = types_kept_free(snapshot, market, self.changes.wait_max_s)
+        found = shared(snapshot, market, problem.columns, settle, effort=self.effort, closed=closed)
+        return found.market, replace(problem, columns=found.columns), (found.answer, found.seats)
 
     def _settled(self, snapshot: Snapshot, market: Market, problem: Problem) -> tuple[Answer, Seats]:
         """Choose and seat; without what could not be seated, until all of it can.
@@ -90,7 +106,7 @@ class PricedPolicy:
                 columns,
                 market.supply,
                 guess=problem.guess,
-                incumbents=(market.keeping,),
+                incumbents=_incumbents(market, columns),
                 effort=self.effort,
                 prices=None if first is None else first.prices,
             )
@@ -100,7 +116,7 @@ class PricedPolicy:
                 return _measured(problem.columns, seats.chosen, first), replace(seats, cuts=cuts)
             cuts |= seats.cuts
             columns = replace(columns, value=np.where(_at(cuts, len(columns.job)), -1.0, columns.value))
-        seats = seated(snapshot, market, _modest(market, answer.chosen), columns.value)
+        seats = seated(snapshot, market, _modest(market, columns, answer.chosen), columns.value)
         chosen = seats.chosen.copy()
         chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
         return _measured(problem.columns, chosen, first or answer.priced), replace(seats, cuts=cuts | dict(seats.cuts))
@@ -218,9 +234,16 @@ def _curve(
     return known[key] or concave(zip(shares, speeds, strict=True))
 
 
-def _modest(market: Market, chosen: Ints) -> Ints:
-    """Return a choice in which all that runs keeps what it has."""
-    return np.where(market.keeping >= 0, market.keeping, chosen)
+def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:
+    """Return the choice that all that runs stays, unless shares do not allow it."""
+    is_allowed = bool((columns.used(market.keeping) <= market.supply + 1e-6).all())
+    return (market.keeping,) if is_allowed else ()
+
+
+def _modest(market: Market, columns: Columns, chosen: Ints) -> Ints:
+    """Return a choice in which all that runs keeps what it has, but for who must go."""
+    may_stay = (market.keeping >= 0) & (columns.value[market.keeping] >= 0.0)
+    return np.where(may_stay, market.keeping, chosen)
 
 
 def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice | None]:

@@ -47,7 +47,7 @@ def seated(snapshot: Snapshot, market: Market, chosen: Ints, value: Floats) -> S
     """Find devices for all that change at once; large parts first, which leaves the fewest fragments."""
     seating = _Seating(snapshot, market, chosen, value)
     changed = np.flatnonzero((chosen != market.keeping) & (chosen >= 0))
-    for at in sorted(changed.tolist(), key=lambda at: _size(market, int(chosen[at]))):
+    for at in sorted(changed.tolist(), key=lambda at: (at not in market.entitled, _size(market, int(chosen[at])))):
         seating.seat(at)
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 

@@ -6,6 +6,8 @@ those of the jobs that may be stopped suffice. Where they do not, no job that ma
 could use until it has started. So it starts within ``wait_max_s``, plus what those that may not be stopped have left to
 run, plus the time it takes to stop the others; with k overdue jobs before it, within k times that and their quanta: a
 job that waited so long is not suspended again for ``wait_max_s / 8``.
+
+Guaranteed shares go first (see ``shares``): the bound holds on what they leave.
 """
 
 from __future__ import annotations
@@ -40,8 +42,18 @@ def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float) 
         return urged
     own = market.job == first
     wanted = market.usage[own].any(axis=0)
-    blocked = ~_stoppable(snapshot, market)[market.job] & ~own & market.usage[:, wanted].any(axis=1)
+    is_blocked = ~_stoppable(snapshot, market) & ~_has_share(snapshot, market)  # see shares for those that have one
+    blocked = is_blocked[market.job] & ~own & market.usage[:, wanted].any(axis=1)
     return np.where(own, urged + bonus, np.where(blocked, -1.0, urged))
+
+
+def types_kept_free(snapshot: Snapshot, market: Market, wait_max_s: float) -> frozenset[str]:
+    """Return the GPU types on which nothing that may not be stopped is to start, for who has waited too long."""
+    first = _longest_overdue(snapshot, market, wait_max_s)
+    if first is None:
+        return frozenset()
+    wanted = market.usage[market.job == first].any(axis=0)
+    return frozenset(row.pool[0] for row, is_wanted in zip(market.rows, wanted, strict=True) if is_wanted)
 
 
 def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float | None:
@@ -79,6 +91,10 @@ def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray
 
 def _stoppable(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
     return np.array([snapshot.jobs[contender.job_id].spec.preemptible for contender in market.contenders])
+
+
+def _has_share(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
+    return np.array([snapshot.jobs[one.job_id].spec.project in snapshot.tenants for one in market.contenders])
 
 
 def _waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:

@@ -1,0 +1,394 @@
+"""Tenants' guaranteed shares: lent while they lie idle, taken back when there is work for them. Pure: no I/O, no clock.
+
+*What is claimed.* The best that all tenants together could do with their jobs if each had no more than its guarantee:
+an allocation problem of its own, with the guarantees as rows. So a claim can be used, and never is more than a tenant's
+work: what it has no job for, or none that fits, is lent to whoever pays most.
+
+*Rows.* Nobody may use what others claim: for each row r of the market and each set U of tenants,
+``sum over the jobs of all but U of what they take of r <= supply of r - sum over U of their claims``. For all sets this
+says that what is taken beyond the claims fits beside the claims. Few of the sets matter, so they are added as they are
+broken, the one with all tenants first. The claims themselves keep all rows, and a choice that keeps them stays one when
+a tenant's jobs are replaced by those it claimed for: so at the optimum each tenant does at least as well as it would
+alone with its share, prices of these rows say what a share costs the others, and the bound is that of the problem with
+shares.
+
+*Whole nodes.* Where the GPUs of a claim are there but not together, jobs that have no claim are taken off the nodes on
+which they are worth least.
+
+*Jobs that may not be stopped* could not give back what they borrow. One of them starts only within its tenant's share
+(less what others of the tenant that may not be stopped have), or on GPUs that nobody is guaranteed, whether claimed now
+or not. Those that run when a guarantee comes or grows keep what they have to their end.
+
+*Reclaim time.* What a tenant is guaranteed and has work for, it is given in the next decision, the one its job's
+arrival asks for (at once, or within ``decide_after_s``), and its GPUs are there when those who borrowed them have saved
+and stopped: within their ``grace_s`` and the engine's ``stop_margin_s``, after which they are killed. A borrower that
+starts or changes at that moment can only be stopped once it runs (within ``launch_deadline_s + ready_deadline_s``); the
+decision after that takes it. So no tenant stays below its share for longer than
+
+    decide_after_s + launch_deadline_s + ready_deadline_s + the longest grace_s of a borrower + stop_margin_s
+
+while it has work that fits its share, but for GPUs that are not there (nodes that are lost or drained) and for jobs
+that may not be stopped and were there before the guarantee. Limits on how often a job is moved do not protect
+borrowers.
+
+*Waiting too long* (``urgency``) gives way to shares: an overdue job comes first on all that is not claimed and within
+its own tenant's share, so its bound holds for what the shares leave. While one waits, no job that may not be stopped
+starts on what it could use, but for those within their tenant's share.
+
+A guarantee of any type is claimed where the tenant's jobs run best: name the type where one is scarce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.domain.tenants import ANY_TYPE
+from arena.policies.base import Snapshot
+from arena.policies.priced.allocation import Answer, Effort, solve
+from arena.policies.priced.borrowers import Shared, borrowers_in_the_way
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, firsts
+from arena.policies.priced.market import MOVES_MAX, Market, Row
+from arena.policies.priced.seating import Seats
+
+ROUNDS_MAX = 16
+"""Times that a choice is made anew, with more rows or with borrowers taken off nodes."""
+
+_SLACK = 1e-6
+
+Settle = Callable[[Market, Columns], tuple[Answer, Seats]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """Amounts of which tenants claim parts.
+
+    Args:
+        rows: What each is.
+        supply: What there is of each; shape (amounts,).
+        usage: What each column takes; shape (columns, amounts).
+        claims: Shape (tenants, amounts).
+    """
+
+    rows: tuple[Row, ...]
+    supply: Floats
+    usage: Floats
+    claims: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenancy:
+    """Who belongs to which tenant.
+
+    Args:
+        names: Tenants.
+        tenant: Of each column, ``NONE`` for those of others; shape (columns,).
+        kinds: GPU types, then ``ANY_TYPE``.
+        by_kind: GPUs that each column takes; shape (columns, kinds).
+        guaranteed: Shape (tenants, kinds); under ``ANY_TYPE`` all of a tenant's.
+        limits: What of its guarantee each tenant may still be given, infinite where a kind does not limit it.
+        lasting: What jobs that may not be stopped start on, None where none of them waits.
+    """
+
+    names: tuple[str, ...]
+    tenant: Ints
+    kinds: tuple[str, ...]
+    by_kind: Floats
+    guaranteed: Floats
+    limits: Floats
+    lasting: Amounts | None
+
+
+Ceiling = tuple[int, int, tuple[int, ...]]
+"""Number of the amounts, position among them, and the tenants whose claims others must leave."""
+
+
+def shared(
+    snapshot: Snapshot,
+    market: Market,
+    columns: Columns,
+    settle: Settle,
+    *,
+    effort: Effort,
+    closed: Collection[str] = (),
+) -> Shared:
+    """Choose and seat so that every tenant gets its share.
+
+    Args:
+        columns: Without shares.
+        settle: Chooses and seats, within a market's rows.
+        closed: GPU types on which jobs that may not be stopped start only within their tenant's share.
+    """
+    tenancy = _tenancy_of(snapshot, market, closed)
+    columns = replace(columns, value=_steadied(market, columns.value))
+    barred, dropped, rows = set[int](), set[int](), list[Ceiling]()
+    claimed = amounts = None
+    for _ in range(ROUNDS_MAX):
+        if claimed is None or amounts is None:
+            claimed = _claimed(market, columns, tenancy, dropped, effort)
+            amounts = (_claims(market, tenancy, claimed), *([tenancy.lasting] if tenancy.lasting else []))
+            rows = _first_rows(amounts)
+        values = np.where(_flags(barred, len(columns.job)), -1.0, columns.value)
+        extended = replace(_extended(market, tenancy, amounts, rows), entitled=_entitled(claimed))
+        own = Columns(job=columns.job, value=values, usage=extended.usage)
+        answer, seats = settle(extended, own)
+        found = Shared(market=extended, columns=own, answer=answer, seats=seats)
+        more = [row for row in _broken(tenancy, amounts, answer.chosen) if row not in rows]
+        rows += more
+        unserved = _unserved(market, tenancy, claimed, answer.chosen)
+        if not more and not len(unserved):
+            return found
+        if more:
+            continue
+        in_the_way = borrowers_in_the_way(snapshot, found, claimed, unserved)
+        if in_the_way:
+            barred |= {int(market.keeping[at]) for at in in_the_way}
+        else:
+            dropped |= _no_smaller(market, [int(claimed[at]) for at in unserved])
+            claimed = None
+    return found
+
+
+def _steadied(market: Market, value: Floats) -> Floats:
+    """Return values at which jobs that were moved too often stay, unless a share needs what they have."""
+    often = np.array([one.holding is not None and one.recent_moves >= MOVES_MAX for one in market.contenders])
+    if not often.any():
+        return value
+    bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
+    return np.where(often[market.job] & (market.entry < 0), value + bonus, value)
+
+
+def _flags(places: Collection[int], count: int) -> NDArray[np.bool_]:
+    flags = np.zeros(count, dtype=bool)
+    flags[list(places)] = True
+    return flags
+
+
+def _entitled(claimed: Ints) -> frozenset[int]:
+    return frozenset(np.flatnonzero(claimed >= 0).tolist())
+
+
+def _no_smaller(market: Market, columns: Sequence[int]) -> set[int]:
+    """Return these columns with all of the same jobs that take as many GPUs or more."""
+    found = set[int]()
+    for column in columns:
+        same = (market.job == market.job[column]) & (market.gpu_count >= market.gpu_count[column])
+        found |= set(np.flatnonzero(same).tolist())
+    return found
+
+
+# --- who may have what -----------------------------------------------------------------------------------------------
+
+
+def _tenancy_of(snapshot: Snapshot, market: Market, closed: Collection[str]) -> Tenancy:
+    names = tuple(sorted(snapshot.tenants))
+    index = {name: at for at, name in enumerate(names)}
+    project = [snapshot.jobs[one.job_id].spec.project for one in market.contenders]
+    tenant = np.array([index.get(name, NONE) for name in project], dtype=np.intp)[market.job]
+    kinds = (*sorted({row.pool[0] for row in market.rows}), ANY_TYPE)
+    by_kind = _by_kind(market, kinds)
+    guaranteed = _guaranteed(snapshot, names, kinds)
+    held, lasting = _held(snapshot, market, index, kinds)
+    limits = np.maximum(guaranteed - held[:-1], 0.0)
+    for at, name in enumerate(names):
+        is_any = snapshot.tenants[name].is_of_any_type
+        limits[at, : -1 if is_any else None] = np.inf if is_any else limits[at]
+        limits[at, -1] = limits[at, -1] if is_any else np.inf
+    return Tenancy(
+        names=names,
+        tenant=tenant,
+        kinds=kinds,
+        by_kind=by_kind,
+        guaranteed=guaranteed,
+        limits=limits,
+        lasting=_lasting(snapshot, market, (kinds, by_kind), (guaranteed, lasting), closed),
+    )
+
+
+def _by_kind(market: Market, kinds: Sequence[str]) -> Floats:
+    """Return how many GPUs of each type every column takes, then how many in all; shape (columns, kinds)."""
+    of_type = np.array([[row.chunk == 1 and row.pool[0] == kind for kind in kinds[:-1]] for row in market.rows])
+    typed = market.usage @ of_type.astype(np.float64)
+    return np.column_stack([typed, typed.sum(axis=1)])
+
+
+def _guaranteed(snapshot: Snapshot, names: Sequence[str], kinds: Sequence[str]) -> Floats:
+    """Return what each tenant is guaranteed of each type by name, and in all; shape (tenants, kinds)."""
+    shares = [snapshot.tenants[name] for name in names]
+    typed = [[0 if one.is_of_any_type else one.of(kind) for kind in kinds[:-1]] for one in shares]
+    return np.array([[*counts, one.gpu_count] for counts, one in zip(typed, shares, strict=True)], dtype=np.float64)
+
+
+def _held(snapshot: Snapshot, market: Market, index: Mapping[str, int], kinds: Sequence[str]) -> tuple[Floats, Floats]:
+    """Return what jobs have that may not be touched now, and what of it those have that may never be stopped.
+
+    Shape (tenants + 1, kinds); the last is of jobs of other projects.
+    """
+    held, lasting = np.zeros((len(index) + 1, len(kinds))), np.zeros((len(index) + 1, len(kinds)))
+    place = {kind: at for at, kind in enumerate(kinds)}
+    competing = {one.job_id for one in market.contenders}
+    for job_id, holding in snapshot.holding.items():
+        if job_id in competing:
+            continue
+        spec = snapshot.jobs[job_id].spec
+        at = index.get(spec.project, NONE)
+        counts = np.zeros(len(kinds))
+        for part in holding.group.parts:
+            if part.gpu_type in place:
+                counts[place[part.gpu_type]] += part.gpu_count
+        counts[-1] = counts[:-1].sum()
+        held[at] += counts
+        if not spec.preemptible:
+            lasting[at] += counts
+    return held, lasting
+
+
+def _lasting(
+    snapshot: Snapshot,
+    market: Market,
+    takes: tuple[Sequence[str], Floats],
+    parts: tuple[Floats, Floats],
+    closed: Collection[str],
+) -> Amounts | None:
+    """Return the amounts of GPUs for jobs that may not be stopped: what nobody is guaranteed, and each one's share."""
+    (kinds, by_kind), (guaranteed, held) = takes, parts
+    waits = [one.holding is None and not snapshot.jobs[one.job_id].spec.preemptible for one in market.contenders]
+    if not any(waits):
+        return None
+    total = np.zeros(len(kinds))
+    for room in snapshot.capacity.devices.values():
+        if room.pool[0] in kinds:
+            total[kinds.index(room.pool[0])] += len(room.free)
+    total[-1] = total.sum()
+    beyond = np.maximum(held[:-1] - guaranteed, 0.0).sum(axis=0) + held[-1]
+    nobodys = np.maximum(total - guaranteed.sum(axis=0) - beyond, 0.0)
+    nobodys[[at for at, kind in enumerate(kinds) if kind in closed]] = 0.0
+    left = np.maximum(guaranteed - held[:-1], 0.0)
+    return Amounts(
+        rows=tuple(Row((kind, ""), 1, is_lasting=True) for kind in kinds),
+        supply=nobodys + left.sum(axis=0),
+        usage=np.where(np.array(waits)[market.job][:, None], by_kind, 0.0),
+        claims=left,
+    )
+
+
+# --- what is claimed -------------------------------------------------------------------------------------------------
+
+
+def _claimed(market: Market, columns: Columns, tenancy: Tenancy, dropped: Collection[int], effort: Effort) -> Ints:
+    """Return what each contender has when tenants are alone with their shares, ``NONE`` for all others."""
+    chosen = np.full(len(market.contenders), NONE, dtype=np.intp)
+    is_open = (tenancy.tenant >= 0) & (columns.value > 0.0) & ~_flags(dropped, len(columns.job))
+    is_open &= (tenancy.by_kind <= np.where(is_open[:, None], tenancy.limits[tenancy.tenant], np.inf) + _SLACK).all(
+        axis=1
+    )
+    keep = np.flatnonzero(is_open)
+    if not len(keep):
+        return chosen
+    jobs, number = np.unique(columns.job[keep], return_inverse=True)
+    limits, supply = _limit_rows(tenancy)
+    usage = np.column_stack([market.usage, limits])[keep]
+    alone = Columns(job=number.astype(np.intp), value=columns.value[keep], usage=usage)
+    supply = np.r_[market.supply, supply]
+    inner = replace(tenancy, tenant=tenancy.tenant[keep])
+    lasting = () if tenancy.lasting is None else (replace(tenancy.lasting, usage=tenancy.lasting.usage[keep]),)
+    found = _within(alone, supply, inner, lasting, effort)
+    chosen[jobs] = np.where(found >= 0, keep[found], NONE)
+    return chosen
+
+
+def _limit_rows(tenancy: Tenancy) -> tuple[Floats, Floats]:
+    """Return what columns take of each tenant's share, and how large that is; shapes (columns, shares), (shares,)."""
+    at, kind = np.nonzero(np.isfinite(tenancy.limits))
+    taken = np.where(tenancy.tenant[:, None] == at[None, :], tenancy.by_kind[:, kind], 0.0)
+    return taken, tenancy.limits[at, kind]
+
+
+def _within(columns: Columns, supply: Floats, tenancy: Tenancy, amounts: Sequence[Amounts], effort: Effort) -> Ints:
+    """Return a good choice that leaves what is claimed of some amounts."""
+    rows = _first_rows(amounts)
+    for _ in range(ROUNDS_MAX):
+        taken, left = _ceilings(tenancy, amounts, rows)
+        whole = replace(columns, usage=np.column_stack([columns.usage, taken]))
+        answer = solve(whole, np.r_[supply, left], guess=np.zeros(len(supply) + len(left)), effort=effort)
+        more = [row for row in _broken(tenancy, amounts, answer.chosen) if row not in rows]
+        if not more:
+            return answer.chosen
+        rows += more
+    return np.full(columns.job_count, NONE, dtype=np.intp)
+
+
+def _claims(market: Market, tenancy: Tenancy, claimed: Ints) -> Amounts:
+    """Return the rows of the market with what each tenant claims of them."""
+    claims = np.zeros((len(tenancy.names), len(market.rows)))
+    picked = claimed[claimed >= 0]
+    np.add.at(claims, tenancy.tenant[picked], market.usage[picked])
+    return Amounts(rows=market.rows, supply=market.supply, usage=market.usage, claims=claims)
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def _first_rows(amounts: Sequence[Amounts]) -> list[Ceiling]:
+    """Return the row of all tenants that claim something, for each amount."""
+    rows: list[Ceiling] = []
+    for number, one in enumerate(amounts):
+        for at in range(len(one.supply)):
+            owners = tuple(np.flatnonzero(one.claims[:, at] > 0.0).tolist())
+            if owners or one.rows[at].is_lasting:
+                rows.append((number, at, owners))
+    return rows
+
+
+def _broken(tenancy: Tenancy, amounts: Sequence[Amounts], chosen: Ints) -> Iterator[Ceiling]:
+    """Yield, for each amount of which a choice leaves too little, the row that says so most."""
+    picked = chosen[chosen >= 0]
+    for number, one in enumerate(amounts):
+        used = np.zeros((len(tenancy.names) + 1, len(one.supply)))
+        np.add.at(used, tenancy.tenant[picked], one.usage[picked])
+        beyond = np.maximum(used[:-1] - one.claims, 0.0).sum(axis=0) + used[-1]
+        for at in np.flatnonzero(beyond > one.supply - one.claims.sum(axis=0) + _SLACK).tolist():
+            yield number, at, tuple(np.flatnonzero(used[:-1, at] < one.claims[:, at] - _SLACK).tolist())
+
+
+def _ceilings(tenancy: Tenancy, amounts: Sequence[Amounts], rows: Sequence[Ceiling]) -> tuple[Floats, Floats]:
+    """Return what columns take of the rows, and what there is; shapes (columns, rows), (rows,)."""
+    taken, left = [], []
+    for number, at, owners in rows:
+        one = amounts[number]
+        taken.append(np.where(np.isin(tenancy.tenant, owners), 0.0, one.usage[:, at]))
+        left.append(float(one.supply[at] - one.claims[list(owners), at].sum()))
+    return np.array(taken).reshape(len(rows), len(tenancy.tenant)).T, np.array(left)
+
+
+def _extended(market: Market, tenancy: Tenancy, amounts: Sequence[Amounts], rows: Sequence[Ceiling]) -> Market:
+    """Return the market with the rows of shares."""
+    taken, left = _ceilings(tenancy, amounts, rows)
+    named = tuple(
+        replace(amounts[number].rows[at], kept_for=tuple(tenancy.names[owner] for owner in owners))
+        for number, at, owners in rows
+    )
+    return replace(
+        market,
+        rows=(*market.rows, *named),
+        supply=np.r_[market.supply, left],
+        usage=np.column_stack([market.usage, taken]),
+    )
+
+
+def _unserved(market: Market, tenancy: Tenancy, claimed: Ints, chosen: Ints) -> list[int]:
+    """Return contenders that claim something and have nothing, though it would fit what is left of the share."""
+    picked = chosen[chosen >= 0]
+    used = np.zeros((len(tenancy.names) + 1, len(tenancy.kinds)))
+    np.add.at(used, tenancy.tenant[picked], tenancy.by_kind[picked])
+    found = []
+    for at in np.flatnonzero((claimed >= 0) & (chosen < 0)).tolist():
+        column = int(claimed[at])
+        owner = int(tenancy.tenant[column])
+        if (used[owner] + tenancy.by_kind[column] <= tenancy.limits[owner] + _SLACK).all():
+            used[owner] += tenancy.by_kind[column]
+            found.append(at)
+    return found
