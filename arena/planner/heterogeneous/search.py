@@ -94,18 +94,29 @@ def best_column(
 
     Raises:
         SpecError: A price is missing or negative.
+        InfeasibleError: All is free, and no plan that was found keeps the constraints.
     """
     _check(offer, links or ZoneLinks())
     missing = sorted("/".join(key) for key in offer if key not in prices)
     if missing or any(not price >= 0 for price in prices.values()):
         raise SpecError("every part of an offer needs a price of at least 0", why=f"missing: {missing}, got {prices}")
     limits = constraints or Constraints()
+    if not any(prices[key] for key in offer):
+        return _as_column(search(train, offer, links, constraints=limits, space=space), value)
 
     def goal_of(part: Offer) -> Goal:
         price = np.array([prices[key] for key in sorted(part)], dtype=np.float64)
         return Goal(constraints=limits, usd_per_s=_usd_per_s(part), gpu_price=price, value=value)
 
     return _over_offers(train, offer, links or ZoneLinks(), space or Space(), goal_of)
+
+
+def _as_column(fastest: HeterogeneousResult, value: Value) -> HeterogeneousResult:
+    """Return the fastest plan as what it is where GPUs cost nothing: the best column."""
+    if fastest.plan is None:
+        return fastest
+    bound = -value(fastest.bound) if fastest.bound > 0 else -np.inf
+    return replace(fastest, score=-value(fastest.score), bound=bound)
 
 
 def _check(offer: Offer, links: ZoneLinks) -> None:

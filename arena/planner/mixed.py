@@ -1,0 +1,167 @@
+"""Cells over several GPU types for a job's grid: what ``best_column`` answers to prices and shares of a cluster.
+
+Pure: no I/O, no clock.
+
+A policy weighs columns that it can look up; a search takes too long for a decision. So a job's questions are asked when
+its grid is made: for GPUs of each type in doubling numbers, what is fastest; for all there is, what is best at prices of
+which one type after the other is the scarce one. What a type alone does as well with as many GPUs is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+
+from arena.domain.cluster import ClusterShape, GpuType
+from arena.domain.grid import MIXED_CELLS_MAX, Cell, Grid, PlanEstimate
+from arena.domain.job import GpuLimits, JobSpec
+from arena.errors import InfeasibleError
+from arena.planner.hardware import catalog
+from arena.planner.heterogeneous.asked import may_mix, offers_of, space_of
+from arena.planner.heterogeneous.groups import anywhere, group_of, is_held, plan_anywhere
+from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult, Offer, PartKey, Space, ZoneLinks
+from arena.planner.heterogeneous.search import best_column
+
+MIXED_VERSION = "mixed-1"
+QUESTIONS_MAX = 24
+"""Of one zone; each takes about a second at the most."""
+
+_DEAR, _CHEAP = 0.75, 0.1
+"""Prices of the scarce type and of the others, as shares of what a GPU of the type does alone at its best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedCells:
+    """Finds them.
+
+    Args:
+        gpu_types: Hardware catalog.
+        beyond_worker: Whether to offer what the worker does not run as well.
+    """
+
+    gpu_types: Mapping[str, GpuType] = field(default_factory=catalog)
+    beyond_worker: bool = False
+
+    def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
+        """Tell quickly whether a job could have mixed cells on a cluster at all."""
+        return (
+            may_mix(spec)
+            and spec.gpus.count_max != 1
+            and spec.gpus.nodes_max != 1
+            and any(len(offer) > 1 for offer in self._offers(spec, shape))
+        )
+
+    def widened(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> Grid:
+        """Return a job's grid with its mixed cells; deterministic."""
+        if not self.may_widen(spec, shape):
+            return grid
+        found: dict[object, Cell] = {}
+        for offer in self._offers(spec, shape):
+            for cell in self._cells(spec, offer, grid):
+                if not is_held(cell.group, shape):
+                    continue
+                loose = _loose(cell) if spec.gpus.same_zone else cell
+                known = found.get(loose.group)
+                if known is None or loose.steps_per_s > known.steps_per_s:
+                    found[loose.group] = loose
+        kept = [cell for cell in found.values() if not _is_beaten(cell, [*grid.cells, *found.values()])]
+        kept.sort(key=lambda cell: (-cell.steps_per_s, cell.group))
+        kept = sorted(kept[:MIXED_CELLS_MAX], key=lambda cell: (cell.group.gpu_count, -cell.steps_per_s, cell.group))
+        return replace(grid, mixed=tuple(kept), source=f"{grid.source}, {MIXED_VERSION}")
+
+    def _offers(self, spec: JobSpec, shape: ClusterShape) -> Iterator[Offer]:
+        # Nobody tells the scheduler what lies between zones, so each is looked at by itself.
+        gpus = GpuLimits(types=spec.gpus.types, same_zone=True)
+        return (offer for offer in offers_of(shape, self.gpu_types, gpus, ZoneLinks()) if len(offer) > 1)
+
+    def _cells(self, spec: JobSpec, offer: Offer, grid: Grid) -> Iterator[Cell]:
+        space = space_of(spec.parallel, beyond_worker=self.beyond_worker, proves=False)
+        for part, prices in questions(offer, worth_by_type(grid)):
+            found = _answer(spec, part, prices, space)
+            if found is not None and found.plan is not None and found.estimate is not None:
+                group = group_of(found.plan, part)
+                if len({one.gpu_type for one in group.parts}) > 1:
+                    yield Cell(group=group, best=PlanEstimate(plan=found.plan, estimate=found.estimate))
+
+
+def worth_by_type(grid: Grid) -> dict[str, float]:
+    """Return the steps per second that a GPU of each type does at its best in groups of that type alone."""
+    found: dict[str, float] = {}
+    for cell in grid.cells:
+        if len(cell.group.parts) == 1:
+            name = cell.group.parts[0].gpu_type
+            found[name] = max(found.get(name, 0.0), cell.steps_per_s / cell.group.gpu_count)
+    return found
+
+
+def questions(offer: Offer, worth: Mapping[str, float]) -> list[tuple[Offer, Mapping[PartKey, float]]]:
+    """Return what is asked: parts of an offer, each with prices of a GPU of its parts; the largest shares first."""
+    free = dict.fromkeys(offer, 0.0)
+    dear = [
+        (offer, {key: worth.get(key[0], 0.0) * (_DEAR if key == scarce else _CHEAP) for key in offer})
+        for scarce in sorted(offer)
+        if all(worth.get(key[0], 0.0) for key in offer)
+    ]
+    shares = [(part, {key: free[key] for key in part}) for part in _shares(offer)]
+    return [*shares[: QUESTIONS_MAX - len(dear)], *dear]
+
+
+def _shares(offer: Offer) -> list[Offer]:
+    """Return shares of an offer: all of it, and of each two parts the same number, or all of one and some of the other."""
+    chosen: dict[tuple[tuple[PartKey, int], ...], None] = {_counts(offer): None}
+    for one, other in combinations(sorted(offer), 2):
+        sizes = {key: _doubling(offer[key].gpu_count) for key in (one, other)}
+        pairs = [(count, count) for count in sizes[one] if count in sizes[other]]
+        pairs += [(offer[one].gpu_count, count) for count in sizes[other]]
+        pairs += [(count, offer[other].gpu_count) for count in sizes[one]]
+        chosen.update(dict.fromkeys((((one, mine), (other, yours)) for mine, yours in pairs)))
+    ordered = sorted(chosen, key=lambda counts: (-sum(count for _, count in counts), counts))
+    return [{key: replace(offer[key], gpu_count=count) for key, count in counts} for counts in ordered]
+
+
+def _counts(offer: Offer) -> tuple[tuple[PartKey, int], ...]:
+    return tuple((key, offer[key].gpu_count) for key in sorted(offer))
+
+
+def _doubling(most: int) -> list[int]:
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _answer(
+    spec: JobSpec, offer: Offer, prices: Mapping[PartKey, float], space: Space
+) -> HeterogeneousResult | None:
+    """Return the best column at some prices, None where the job's limits leave none."""
+    assert spec.train is not None
+    try:
+        return best_column(
+            spec.train, offer, prices, lambda iter_time_s: 1.0 / iter_time_s, constraints=Constraints(), space=space
+        )
+    except InfeasibleError:
+        return None
+
+
+def _loose(cell: Cell) -> Cell:
+    """Return a cell that any zone will do for."""
+    assert cell.best.plan is not None
+    return Cell(group=anywhere(cell.group), best=replace(cell.best, plan=plan_anywhere(cell.best.plan)))
+
+
+def _is_beaten(cell: Cell, others: list[Cell]) -> bool:
+    """Tell whether another group is as fast with no more GPUs of any type."""
+    mine = _by_type(cell)
+    for other in others:
+        if other is cell or other.steps_per_s < cell.steps_per_s:
+            continue
+        theirs = _by_type(other)
+        is_within = all(count <= mine.get(name, 0) for name, count in theirs.items())
+        if is_within and (theirs != mine or other.steps_per_s > cell.steps_per_s or other.group < cell.group):
+            return True
+    return False
+
+
+def _by_type(cell: Cell) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for part in cell.group.parts:
+        counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpu_count
+    return counts
