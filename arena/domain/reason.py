@@ -35,6 +35,7 @@ class ReasonCode(StrEnum):
     NODE_LOST = "node_lost"
     NODE_DRAINING = "node_draining"
     WORKER_FAILED = "worker_failed"
+    RAN_OUT_OF_MEMORY = "ran_out_of_memory"
     LAUNCH_FAILED = "launch_failed"
     OUTBID = "outbid"
     DISPLACES = "displaces"
@@ -74,6 +75,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NODE_LOST: "node {node} was lost",
     ReasonCode.NODE_DRAINING: "node {node} is draining: {why}",
     ReasonCode.WORKER_FAILED: "{error}",
+    ReasonCode.RAN_OUT_OF_MEMORY: "{plan} is not tried again, it ran out of memory: {error}",
     ReasonCode.LAUNCH_FAILED: "launch failed on node {node}: {error} (tried {tries:.0f} of {tries_max:.0f})",
     ReasonCode.OUTBID: (
         "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, but others save "

@@ -18,6 +18,7 @@ from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.replacing import quickly_made
+from arena.domain.struck import StruckPlan
 
 
 class JobState(StrEnum):
@@ -201,6 +202,7 @@ class JobRecord:
         run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.
         gpu_seconds: Attained service.
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
+        struck: Plans that ran out of memory and are not tried again.
     """
 
     job_id: JobId
@@ -227,6 +229,7 @@ class JobRecord:
     not_before_s: float = 0.0
     first_started_at_s: float | None = None
     launched_at_s: tuple[float, ...] = ()
+    struck: tuple[StruckPlan, ...] = ()
     changed_at_s: float = 0.0
     ended_at_s: float | None = None
     run_time_s: float = 0.0
@@ -365,6 +368,7 @@ class EntryKind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     CHECKPOINT_SKIPPED = "checkpoint_skipped"
     PLAN_CHANGED = "plan_changed"
+    PLAN_STRUCK = "plan_struck"
     JOB_PREEMPTED = "job_preempted"
     JOB_STALLED = "job_stalled"
     NODE_STATE = "node_state"

@@ -23,6 +23,8 @@ class EngineConfig:
         quarantine_after: Launch failures in a row after which a node takes no work for ``quarantine_s``.
         port_failures_max: Launches of one job that may find their port taken before it counts as a failure.
         evaluation_failures_max: Decisions that may fail on one job before it is held.
+        plans_struck_max: Plans of one job that may be struck out for running out of memory; further ones count as
+            failures.
         stall_factor, stall_s_min: A running training job is stalled after this multiple of its step time, at least
             so many seconds, without a step.
         sweep_s: Longest time between two decisions, however quiet it is.
@@ -47,6 +49,7 @@ class EngineConfig:
     quarantine_s: float = 300.0
     port_failures_max: int = 16
     evaluation_failures_max: int = 3
+    plans_struck_max: int = 16
     stall_factor: float = 20.0
     stall_s_min: float = 60.0
     sweep_s: float = 10.0

@@ -67,10 +67,12 @@ def decide(draft: Draft, policy: Policy) -> None:
 def explanation(
     state: ClusterState, config: EngineConfig, now_s: float, policy: Policy, job_id: JobId
 ) -> tuple[Reason, ...]:
-    """Return what the policy says of one job as things are; nothing where it says no more than its decisions."""
+    """Return which plans a job has lost, and what the policy says of it beyond its decisions."""
+    job = state.jobs.get(job_id)
+    struck = tuple(one.reason for one in job.struck) if job is not None else ()
     if not isinstance(policy, Explaining):
-        return ()
-    return policy.explain(_snapshot_of(state, config, now_s, state.decision_index), job_id)
+        return struck
+    return struck + policy.explain(_snapshot_of(state, config, now_s, state.decision_index), job_id)
 
 
 def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:

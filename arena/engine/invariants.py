@@ -41,6 +41,8 @@ def _attempts(state: ClusterState) -> Iterator[str]:
             yield f"attempt {attempt.attempt_id} lives, but its job knows {job.attempt_id if job else 'nothing'}"
         elif job.epoch != attempt.epoch:
             yield f"attempt {attempt.attempt_id} lives, but its job is at epoch {job.epoch}"
+        elif any((one.group, one.plan) == (attempt.group, attempt.plan) for one in job.struck):
+            yield f"attempt {attempt.attempt_id} runs {attempt.plan} on {attempt.group}, which ran out of memory before"
         yield from _gang(state, attempt)
 
 

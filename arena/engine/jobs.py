@@ -7,6 +7,7 @@ from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChan
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
+from arena.domain.struck import without
 from arena.engine.attempts import stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.outcome import drop_target
@@ -86,7 +87,7 @@ def take_grid(draft: Draft, event: GridBuilt) -> None:
     if job is None:
         return
     draft.update(
-        grids=draft.state.grids.set(job.job_id, event.grid),
+        grids=draft.state.grids.set(job.job_id, without(event.grid, job.struck)),
         grid_shapes=draft.state.grid_shapes.set(job.job_id, event.shape),
         decision_due=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
+from arena.domain.struck import StruckPlan, without
 from arena.engine.draft import Draft
 
 NODE_LOSSES_MIN = 3
@@ -95,12 +96,48 @@ def _after_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome
             return
     if code in _HOPELESS:
         _end(draft, job, JobState.FAILED, error=attempt.error)
+    elif any(end.error_code == "oom" for end in attempt.ends) and _is_struck_out(draft, job, attempt):
+        pass  # it goes on with another plan
     elif outcome is EndKind.LAUNCH_FAILED:
         _after_launch_failure(draft, job, attempt)
     elif code == "checkpoint":
         _hold_for_its_user(draft, job, attempt)
     else:
         _after_crash(draft, job, attempt, outcome)
+
+
+def _is_struck_out(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> bool:
+    """Queue a job without the plan that ran out of memory; False where it has no other, or has tried enough.
+
+    It costs no restart of the job's budget: what is repeated is not what failed. A program whose layout is its own may
+    need what it needs by chance, and what there is no other way to run may be tried again: both are left to the budget.
+    """
+    grid = draft.state.grids.get(job.job_id)
+    if grid is None or job.spec.command is not None or len(job.struck) >= draft.config.plans_struck_max:
+        return False
+    memory_bytes = attempt.estimate.memory_bytes if attempt.estimate is not None else 0
+    struck = StruckPlan(
+        group=attempt.group, plan=attempt.plan, memory_bytes=memory_bytes, error=attempt.error, at_s=draft.now_s
+    )
+    left = without(grid, (struck,))
+    if not left.cells:
+        return False
+    draft.update(grids=draft.state.grids.set(job.job_id, left))
+    draft.record(
+        EntryKind.PLAN_STRUCK,
+        str(struck.reason),
+        job_id=job.job_id,
+        attempt_id=attempt.attempt_id,
+        plan=str(attempt.plan) if attempt.plan is not None else None,
+        group=str(attempt.group),
+        memory_bytes=memory_bytes or None,
+        error=attempt.error,
+        cells_left=len(left.cells),
+    )
+    state = JobState.HELD if job.wish is Wish.HOLD else JobState.QUEUED
+    job = replace(job, struck=(*job.struck, struck), restart_count=job.restart_count + 1)
+    draft.put_job(replace(job, state=state, reasons=(struck.reason,), evaluated_at_s=draft.now_s))
+    return True
 
 
 def _after_launch_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:

@@ -17,6 +17,7 @@ from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, JobRecord, JobState, NodeRecord, Wish
+from arena.domain.struck import without
 from arena.engine.ports import Restored
 from arena.engine.queue import JobQueue
 from arena.policies.base import Holding
@@ -152,13 +153,14 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
         for device in job.target.allocation.device_ids
     }
     nodes = {node.node_id: node for node in restored.nodes}
+    struck = {job.job_id: job.struck for job in restored.jobs}
     return ClusterState(
         jobs=Map({job.job_id: job for job in restored.jobs}),
         attempts=Map({attempt.attempt_id: attempt for attempt in restored.attempts}),
         nodes=Map(nodes),
         holders=Map(holders),
         reserved=Map(reserved),
-        grids=Map({job_id: grid for job_id, (_, grid) in restored.grids.items()}),
+        grids=Map({job_id: without(grid, struck.get(job_id, ())) for job_id, (_, grid) in restored.grids.items()}),
         grid_shapes=Map({job_id: shape for job_id, (shape, _) in restored.grids.items()}),
         places=Map({node_id: node.info.visible_places for node_id, node in nodes.items()}),
         shape=shape_of(nodes),

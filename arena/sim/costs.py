@@ -97,6 +97,14 @@ class Pace(Protocol):
         ...
 
 
+class Memory(Protocol):
+    """Which groups really cannot hold a job that was estimated to fit."""
+
+    def runs_out(self, spec: JobSpec, group: GpuGroup) -> bool:
+        """Tell whether an attempt dies for want of memory at its first step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCosts:
     """What the modelled agents take.
@@ -110,6 +118,7 @@ class SimCosts:
         round_s: Jobs end on multiples of this, as in simulators that go in rounds; 0 for any instant.
         profile_s: From the submission of a job that may be laid out until its grid is there: it has to be measured.
         pace: How long steps take; None: as long as estimated.
+        memory: Which groups run out of memory; None: those that were estimated to fit do.
     """
 
     start_s: float = 1.0
@@ -120,10 +129,15 @@ class SimCosts:
     round_s: float = 0.0
     profile_s: float = 0.0
     pace: Pace | None = None
+    memory: Memory | None = None
 
     def step_s(self, spec: JobSpec, group: GpuGroup, *, estimated_s: float) -> float:
         """Return the seconds of a step of an attempt."""
         return estimated_s if self.pace is None else self.pace.step_s(spec, group, estimated_s=estimated_s)
+
+    def runs_out(self, spec: JobSpec, group: GpuGroup) -> bool:
+        """Tell whether an attempt runs out of memory at its first step."""
+        return self.memory is not None and self.memory.runs_out(spec, group)
 
     def saving_s(self, spec: JobSpec, group: GpuGroup) -> float:
         """Return how long a job that is asked to stop saves."""

@@ -43,6 +43,9 @@ ARRIVALS_LAST = 2
 FAILED_FOR_GOOD = "data"
 """What a worker calls an error that a repetition cannot mend."""
 
+OUT_OF_MEMORY = "oom"
+"""What a worker calls a plan that does not fit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
@@ -171,6 +174,9 @@ class SimWorld:
         attempt = run.attempt
         run.began_step = self._durable.get(attempt.job_id, 0)
         load_s = self.costs.restart.restart_s(run.spec, attempt.group, is_first=run.began_step == 0)
+        if self.costs.runs_out(run.spec, attempt.group):
+            self._end(run, started_at_s + load_s + self.costs.exit_s, EndKind.FAILED, error_code=OUT_OF_MEMORY)
+            return
         run.began_at_s = started_at_s + load_s
         run.step_s = self.costs.step_s(run.spec, attempt.group, estimated_s=_estimated_s(attempt))
         ready = Ready(

@@ -21,7 +21,7 @@ from arena_traces.mapping import uniform_number
 from arena_traces.parts import from_zero, with_offered_load
 from arena_traces.trace import Accounting, Source, Trace
 from experiments.policy.arrivals import Drawn
-from experiments.policy.disturbed import BelievedGrids, TruePace, killed_early, limited
+from experiments.policy.disturbed import BelievedGrids, TrueMemory, TruePace, killed_early, limited
 from experiments.policy.drawing import log_normal
 
 
@@ -62,6 +62,7 @@ class Setting:
         keeps_type: Whether jobs stay on the GPU type that they ask for, or, where they ask for none, on one that is
             drawn for them.
         plans: ``all``, or ``data-parallel`` alone; the grids that are given go by it.
+        no_fit_share: Of the groups of each model family that run out of memory, whatever the grids say.
     """
 
     load: float | None = None
@@ -75,6 +76,7 @@ class Setting:
     kind: str = "malleable"
     keeps_type: bool = False
     plans: str = "all"
+    no_fit_share: float = 0.0
 
     @property
     def costs(self) -> SimCosts:
@@ -134,6 +136,9 @@ def _disturbed(
     if setting.is_biased:
         seen = BelievedGrids(truth=grids, sigma=setting.bias_sigma, link=setting.bias_link, seed=seed)
         costs = replace(costs, pace=TruePace(truth=grids, shape=shape))
+    if setting.no_fit_share:
+        memory = TrueMemory(grids=seen, shape=shape, share=setting.no_fit_share, seed=seed)
+        costs = replace(costs, memory=memory)
     return Scenario(jobs=jobs, shape=shape, grids=seen, costs=costs, lengths=lengths)
 
 
@@ -198,6 +203,12 @@ def _digest(scenario: Scenario) -> str:
     return found.hexdigest()
 
 
+def _named(setting: Setting) -> dict[str, Any]:
+    """Return a setting as JSON; what came to be one later is left out where it changes nothing: runs stay known."""
+    fields = asdict(setting)
+    return {name: value for name, value in fields.items() if name != "no_fit_share" or value}
+
+
 def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Setting) -> dict[str, Any]:
     pools = [[pool.gpu_type, pool.gpus_per_node, pool.node_count] for pool in shape.pools]
     return {
@@ -205,6 +216,6 @@ def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Set
         "notes": list(drawn.notes),
         "grids": grids.version,
         "pools": pools,
-        "setting": asdict(setting),
+        "setting": _named(setting),
         "job_count": len(drawn.jobs),
     }

@@ -5,7 +5,10 @@ a whole family is believed faster on a type than it is, and the order of types i
 by a further factor for groups of several nodes (0.7: believed to take 0.7 of the true time). The world keeps the truth.
 
 Users: a share of the jobs is killed by its user after a part of its steps, uniform in (0, 1); the scheduler is told the
-full length, or its prediction of it. Pure: no I/O, no clock.
+full length, or its prediction of it.
+
+Memory: a share of the groups cannot hold the model that its grid says they hold, drawn for each model family and group,
+alike for all jobs of a draw; who runs there dies at the first step. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -82,6 +85,28 @@ class TruePace:
         if cell is None:
             raise InternalError(f"{spec.name} runs on {group}, which its true grid does not know ({estimated_s:g} s)")
         return cell.best.estimate.iter_time_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrueMemory:
+    """Some groups run out of memory; of each job's grid one never does, the slowest of those with the most GPUs.
+
+    Args:
+        share: Of the groups, drawn for each model family.
+        seed: Of the draws.
+    """
+
+    grids: GridSource
+    shape: ClusterShape
+    share: float
+    seed: int
+
+    def runs_out(self, spec: JobSpec, group: GpuGroup) -> bool:
+        """Tell whether a job does not fit."""
+        family = spec.workload.name.split("__")[0] if spec.workload is not None else ""
+        if uniform_number(self.seed, 0, purpose=f"memory of {family} on {group}") >= self.share:
+            return False
+        return group != self.grids.grid(spec, self.shape).cells[-1].group
 
 
 def killed_early(

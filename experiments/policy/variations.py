@@ -33,6 +33,8 @@ SENSITIVITY: dict[str, dict[str, Any]] = {
     "estimates off, sigma 0.2": {"bias_sigma": 0.2},
     "estimates off, sigma 0.4": {"bias_sigma": 0.4},
     "links believed 0.7": {"bias_link": 0.7},
+    "10 % of plans do not fit": {"no_fit_share": 0.1},
+    "30 % of plans do not fit": {"no_fit_share": 0.3},
 }
 
 ABLATIONS: dict[str, dict[str, Any]] = {

@@ -183,11 +183,11 @@ class EngineMachine(RuleBasedStateMachine):
         node.live[launch.attempt_id] = wanted
         self.feed(AttemptStarted(node_id=command.node_id, attempt_id=launch.attempt_id))
 
-    def end(self, node_id: NodeId, name: AttemptId, kind: EndKind) -> None:
+    def end(self, node_id: NodeId, name: AttemptId, kind: EndKind, code: str = "") -> None:
         node = self.nodes[node_id]
         if node.live.pop(name, None) is None and name not in node.ended:
             return
-        end = node.ended.setdefault(name, NodeEnd(node_id=node_id, kind=kind, message="x"))
+        end = node.ended.setdefault(name, NodeEnd(node_id=node_id, kind=kind, error_code=code, message="x"))
         if node.connected:
             self.feed(AttemptEnded(node_id=node_id, attempt_id=name, end=end))
 
@@ -199,6 +199,12 @@ class EngineMachine(RuleBasedStateMachine):
     def attempt_ends(self, data: st.DataObject, kind: EndKind) -> None:
         name, attempt = data.draw(st.sampled_from(self.living()))
         self.end(NodeId(name), attempt, kind)
+
+    @precondition(lambda self: self.living())
+    @rule(data=st.data())
+    def attempt_runs_out_of_memory(self, data: st.DataObject) -> None:
+        name, attempt = data.draw(st.sampled_from(self.living()))
+        self.end(NodeId(name), attempt, EndKind.FAILED, "oom")
 
     @precondition(lambda self: self.living())
     @rule(step=st.integers(1, 50))
@@ -241,6 +247,7 @@ class EngineMachine(RuleBasedStateMachine):
         before = self.engine.state
         self.engine = Engine(make_policy(self.policy), self.config, restored)
         assert self.engine.state.jobs == before.jobs
+        assert self.engine.state.grids == before.grids
         assert self.engine.state.attempts == before.attempts
         assert self.engine.state.holders == before.holders
         assert self.engine.state.lengths == before.lengths

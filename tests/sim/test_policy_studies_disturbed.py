@@ -10,9 +10,13 @@ import pytest
 from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.domain.job import JobId, JobKind, JobSpec, WorkloadSpec
+from arena.domain.records import AttemptState, JobState
 from arena.domain.trace import TraceJob, TraceOutcome
+from arena.engine.ports import Step
 from arena.planner.tables import TableGrids
+from arena.policies.registry import make_policy
 from arena.sim.asks import Telling, replay_jobs
+from arena.sim.study import Runner
 from experiments.policy.arrivals import Drawn
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.data_parallel import data_parallel_grids
@@ -121,3 +125,25 @@ def test_data_parallelism_alone_is_slower_and_holds_less() -> None:
     large = TableGrids(name="large", iter_time_s={moe: times})
     # Nothing of it is data-parallel: the fewest GPUs that hold it.
     assert data_parallel_grids(large, {}).iter_time_s[moe] == {FAST: 0.5, SPREAD: 0.6}
+
+
+def test_groups_that_do_not_fit_are_tried_once_and_no_more() -> None:
+    one = case(Setting(no_fit_share=0.999), count=6)
+    memory, specs = one.scenario.costs.memory, [asked.spec for asked in one.scenario.jobs]
+    assert memory is not None
+    full = {(spec.workload, group) for spec in specs for group in TIMES if memory.runs_out(spec, group)}
+    assert len(full) == 2 * (len(TIMES) - 1), "one group of each family always fits"
+    launched: dict[tuple[JobId, GpuGroup], int] = {}
+
+    def watch(step: Step) -> None:
+        for attempt in step.attempts:
+            if attempt.launched_at_s == step.at_s and attempt.state is AttemptState.LAUNCHING:
+                launched[attempt.job_id, attempt.group] = launched.get((attempt.job_id, attempt.group), 0) + 1
+
+    found = Runner(scenario=one.scenario, watch=watch).run(make_policy("elastic"), label="elastic")
+    assert [outcome.state for outcome in found.outcomes] == [JobState.SUCCEEDED] * 6
+    assert sum(outcome.attempt_count for outcome in found.outcomes) > 6, "some did not fit where they were first"
+    workloads = {asked.job.job_id: asked.spec.workload for asked in one.scenario.jobs}
+    tried = [(job_id, group) for job_id, group in launched if (workloads[job_id], group) in full]
+    assert tried
+    assert all(launched[key] == 1 for key in tried)
