@@ -28,40 +28,44 @@ def malleable(name: str, steps: int, **fields: Any) -> JobSpec:
     return train_spec(name, train={"global_batch": 8}, gpus={"min": 1, "max": 2}, stop={"steps": steps}, **fields)
 
 
-def test_three_malleable_jobs_finish_without_thrashing_and_the_one_that_waits_knows_why(
-    cluster: ProcessCluster,
-) -> None:
+def test_three_malleable_jobs_finish_without_thrashing(cluster: ProcessCluster) -> None:
     assert cluster.client.status().policy == "arena"
-    first = cluster.submit(malleable("first", 800))
+    first = cluster.submit(malleable("first", 200))
     cluster.wait_state(first, JobState.RUNNING)
-    others = [cluster.submit(malleable(name, 600)) for name in ("second", "third")]
-    jobs = [first, *others]
-    # Two GPUs: of three jobs one waits at least, whatever is decided, and once the others run it could displace them.
-    # Jobs go on while the command line starts, so both of its answers must come from one and the same wait.
-    answers: list[tuple[str, dict[str, Any], str]] = []
-
-    def one_knows_whom_it_could_displace() -> bool:
-        for job_id in jobs:
-            why = cluster.arena_json("why", job_id)
-            told = {item["code"]: item for item in (*why["reasons"], *why["explanation"])}
-            others = [one for one in jobs if one != job_id]
-            if told.keys() >= {"outbid", "displaces"} and any(
-                one in told["displaces"]["names"]["jobs"]
-                for one in others  # "nobody" while someone starts or stops
-            ):
-                answers.append((job_id, told, cluster.arena("why", job_id).stdout))
-        return any("others save" in text for _, _, text in answers)
-
-    wait_until(one_knows_whom_it_could_displace, "a job waits for others that run")
-    _, told, _ = next(answer for answer in answers if "others save" in answer[2])
-    assert told["outbid"]["numbers"].keys() >= {"value", "price"}
-    assert told["outbid"]["names"]["group"].startswith("cpu")
-    assert told["displaces"]["numbers"]["loss"] >= 0
-    for job_id in jobs:
+    for job_id in (first, *(cluster.submit(malleable(name, 150)) for name in ("second", "third"))):
         cluster.wait_succeeded(job_id)
         job = cluster.client.job(job_id).job
         assert job.restart_count == 0
         assert job.reconfiguration_count + job.preemption_count <= CHANGES_MAX, cluster.story(job_id)
+
+
+def test_one_that_waits_knows_whom_it_could_displace_and_what_they_save(cluster: ProcessCluster) -> None:
+    """Of three jobs one waits on two GPUs at least, whatever is decided; none ends before it was asked."""
+    jobs = [cluster.submit(malleable(name, 1_000_000)) for name in ("left", "right", "late")]
+    told: dict[str, Any] = {}
+    text = ""
+
+    def one_knows() -> bool:  # "nobody" while someone starts or stops, and both answers must come from the same wait
+        nonlocal text
+        for job_id in jobs:
+            told.clear()
+            why = cluster.arena_json("why", job_id)
+            told.update({item["code"]: item for item in (*why["reasons"], *why["explanation"])})
+            others = [one for one in jobs if one != job_id]
+            if told.keys() >= {"outbid", "displaces"} and any(
+                one in told["displaces"]["names"]["jobs"] for one in others
+            ):
+                text = cluster.arena("why", job_id).stdout
+                return "others save" in text
+        return False
+
+    wait_until(one_knows, "a job waits for others that run")
+    assert told["outbid"]["numbers"].keys() >= {"value", "price"}
+    assert told["outbid"]["names"]["group"].startswith("cpu")
+    assert told["displaces"]["numbers"]["loss"] >= 0
+    cluster.client.cancel(jobs)
+    for job_id in jobs:
+        cluster.wait_state(job_id, JobState.CANCELLED)
 
 
 def test_a_job_that_runs_knows_what_it_has_and_decisions_show_their_prices(cluster: ProcessCluster) -> None:
