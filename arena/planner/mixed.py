@@ -2,20 +2,24 @@
 
 Pure: no I/O, no clock.
 
-A policy weighs columns that it can look up; a search takes too long for a decision. So a job's questions are asked when
-its grid is made: for GPUs of each type in doubling numbers, what is fastest; for all there is, what is best at prices of
-which one type after the other is the scarce one. What a type alone does as well with as many GPUs is left out.
+A policy weighs columns that it can look up; a search takes too long for a decision. So a job's questions are asked
+when its grid is made: for GPUs of each type in doubling numbers, what is fastest; for all there is, what is best at
+prices of which one type after the other is the scarce one. What a type alone does as well with no more GPUs is left
+out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import cast
 
+from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape, GpuType
-from arena.domain.grid import MIXED_CELLS_MAX, Cell, Grid, PlanEstimate
+from arena.domain.grid import MIXED_CELLS_MAX, Cell, Estimate, Grid, PlanEstimate
 from arena.domain.job import GpuLimits, JobSpec
+from arena.domain.parallel import ParallelPlan
 from arena.errors import InfeasibleError
 from arena.planner.hardware import catalog
 from arena.planner.heterogeneous.asked import may_mix, offers_of, space_of
@@ -54,17 +58,26 @@ class MixedCells:
 
     def widened(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> Grid:
         """Return a job's grid with its mixed cells; deterministic."""
+        steps = self.steps(spec, shape, grid)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                return cast("Grid", done.value)
+
+    def steps(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> Generator[None, None, Grid]:
+        """Do what ``widened`` does search by search, so that it can be given up in between."""
         if not self.may_widen(spec, shape):
             return grid
-        found: dict[object, Cell] = {}
+        found: dict[GpuGroup, Cell] = {}
         for offer in self._offers(spec, shape):
-            for cell in self._cells(spec, offer, grid):
-                if not is_held(cell.group, shape):
-                    continue
-                loose = _loose(cell) if spec.gpus.same_zone else cell
-                known = found.get(loose.group)
-                if known is None or loose.steps_per_s > known.steps_per_s:
-                    found[loose.group] = loose
+            for cell in self._answers(spec, offer, grid):
+                if cell is not None and is_held(cell.group, shape):
+                    loose = _loose(cell) if spec.gpus.same_zone else cell
+                    known = found.get(loose.group)
+                    if known is None or loose.steps_per_s > known.steps_per_s:
+                        found[loose.group] = loose
+                yield
         kept = [cell for cell in found.values() if not _is_beaten(cell, [*grid.cells, *found.values()])]
         kept.sort(key=lambda cell: (-cell.steps_per_s, cell.group))
         kept = sorted(kept[:MIXED_CELLS_MAX], key=lambda cell: (cell.group.gpu_count, -cell.steps_per_s, cell.group))
@@ -75,14 +88,15 @@ class MixedCells:
         gpus = GpuLimits(types=spec.gpus.types, same_zone=True)
         return (offer for offer in offers_of(shape, self.gpu_types, gpus, ZoneLinks()) if len(offer) > 1)
 
-    def _cells(self, spec: JobSpec, offer: Offer, grid: Grid) -> Iterator[Cell]:
+    def _answers(self, spec: JobSpec, offer: Offer, grid: Grid) -> Iterator[Cell | None]:
+        """Yield the answer to each question, None where it is no plan over several types."""
         space = space_of(spec.parallel, beyond_worker=self.beyond_worker, proves=False)
         for part, prices in questions(offer, worth_by_type(grid)):
             found = _answer(spec, part, prices, space)
-            if found is not None and found.plan is not None and found.estimate is not None:
-                group = group_of(found.plan, part)
-                if len({one.gpu_type for one in group.parts}) > 1:
-                    yield Cell(group=group, best=PlanEstimate(plan=found.plan, estimate=found.estimate))
+            if found is None or found.plan is None or found.estimate is None:
+                yield None
+            else:
+                yield _cell(found.plan, found.estimate, part)
 
 
 def worth_by_type(grid: Grid) -> dict[str, float]:
@@ -108,7 +122,7 @@ def questions(offer: Offer, worth: Mapping[str, float]) -> list[tuple[Offer, Map
 
 
 def _shares(offer: Offer) -> list[Offer]:
-    """Return shares of an offer: all of it, and of each two parts the same number, or all of one and some of the other."""
+    """Return shares of an offer: all of it, and of each two parts as many, or all of one and some of the other."""
     chosen: dict[tuple[tuple[PartKey, int], ...], None] = {_counts(offer): None}
     for one, other in combinations(sorted(offer), 2):
         sizes = {key: _doubling(offer[key].gpu_count) for key in (one, other)}
@@ -128,9 +142,7 @@ def _doubling(most: int) -> list[int]:
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
-def _answer(
-    spec: JobSpec, offer: Offer, prices: Mapping[PartKey, float], space: Space
-) -> HeterogeneousResult | None:
+def _answer(spec: JobSpec, offer: Offer, prices: Mapping[PartKey, float], space: Space) -> HeterogeneousResult | None:
     """Return the best column at some prices, None where the job's limits leave none."""
     assert spec.train is not None
     try:
@@ -139,6 +151,13 @@ def _answer(
         )
     except InfeasibleError:
         return None
+
+
+def _cell(plan: ParallelPlan, estimate: Estimate, offer: Offer) -> Cell | None:
+    group = group_of(plan, offer)
+    if len({part.gpu_type for part in group.parts}) == 1:
+        return None
+    return Cell(group=group, best=PlanEstimate(plan=plan, estimate=estimate))
 
 
 def _loose(cell: Cell) -> Cell:

@@ -14,6 +14,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.specfile import did_you_mean
 from arena.planner.groups import counts_between, groups_of, node_sizes
 from arena.planner.hardware import catalog
+from arena.planner.mixed import MixedCells
 from arena.planner.search import Counts, Search
 
 PLANNER_VERSION = "calibrated-3"
@@ -27,11 +28,13 @@ class PlannerGridSource:
         version: Recorded with each grid.
         gpu_types: Hardware catalog.
         beyond_worker: Whether to offer what the worker does not run as well.
+        mixed: Finds cells over several GPU types, which takes seconds; None leaves them out.
     """
 
     version: str = PLANNER_VERSION
     gpu_types: Mapping[str, GpuType] = field(default_factory=catalog)
     beyond_worker: bool = False
+    mixed: MixedCells | None = None
 
     def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
         """Return the job's grid on a cluster of this shape; pure and deterministic.
@@ -39,7 +42,8 @@ class PlannerGridSource:
         Raises:
             SpecError: The job pins a plan that cannot be read.
         """
-        return self.counted_grid(spec, shape)[0]
+        grid = self.counted_grid(spec, shape)[0]
+        return grid if self.mixed is None else self.mixed.widened(spec, shape, grid)
 
     def counted_grid(self, spec: JobSpec, shape: ClusterShape) -> tuple[Grid, Counts]:
         """Return the job's grid, and how many plans were looked at for it.

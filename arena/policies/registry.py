@@ -48,15 +48,17 @@ class _Entry:
     Args:
         options: Names that ``make`` takes.
         gives_what_is_asked: Whether it leaves a job its GPU type and count, as it was published.
+        weighs_mixed_cells: Whether it gives jobs groups over several GPU types (``Grid.mixed``).
     """
 
     make: Callable[..., Policy]
     options: tuple[str, ...] = ()
     gives_what_is_asked: bool = False
+    weighs_mixed_cells: bool = False
 
 
 _ENTRIES: Mapping[str, _Entry] = {
-    "arena": _Entry(make=_priced, options=tuple(inspect.signature(ChangeRules).parameters)),
+    "arena": _Entry(make=_priced, options=tuple(inspect.signature(ChangeRules).parameters), weighs_mixed_cells=True),
     "arena-greedy": _Entry(make=_greedy, options=tuple(inspect.signature(GreedyRules).parameters)),
     "elastic": _Entry(make=_elastic, options=tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": _Entry(make=FirstComeFirstServed, gives_what_is_asked=True),
@@ -64,6 +66,9 @@ _ENTRIES: Mapping[str, _Entry] = {
     "srtf": _Entry(make=ShortestRemainingTimeFirst, gives_what_is_asked=True),
     "tiresias": _Entry(make=Tiresias, options=("first_gpu_s", "second_gpu_s"), gives_what_is_asked=True),
 }
+
+
+_KEEPING_SHARES = frozenset({"arena"})
 
 
 def policy_names() -> tuple[str, ...]:
@@ -80,6 +85,17 @@ def gives_what_is_asked(name: str) -> bool:
     """Tell whether a policy leaves a job its GPU type and count, as it was published; an unknown one does not."""
     entry = _ENTRIES.get(name)
     return entry is not None and entry.gives_what_is_asked
+
+
+def weighs_mixed_cells(name: str) -> bool:
+    """Tell whether a policy gives jobs groups over several GPU types; an unknown one does not."""
+    entry = _ENTRIES.get(name)
+    return entry is not None and entry.weighs_mixed_cells
+
+
+def keeps_shares(name: str) -> bool:
+    """Tell whether a policy gives projects their guaranteed GPUs; an unknown one does not."""
+    return name in _KEEPING_SHARES
 
 
 def make_policy(name: str, options: Mapping[str, float | None] | None = None) -> Policy:

@@ -16,12 +16,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 
 from arena.domain.events import SchedulerStarted
 from arena.domain.grid import GridSource
+from arena.domain.tenants import Guarantees
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.errors import AlreadyRunningError, UserError
+from arena.planner.mixed import MixedCells
 from arena.planner.source import PlannerGridSource
 from arena.policies.base import Policy
-from arena.policies.registry import make_policy
+from arena.policies.registry import make_policy, weighs_mixed_cells
 from arena.rpc.v1 import admin_service_pb2_grpc, agent_service_pb2_grpc, job_service_pb2_grpc
 from arena.rpc.version import software_version
 from arena_scheduler.access import Access
@@ -41,6 +43,7 @@ from arena_scheduler.services.streams import EventStreams, LogStreams, StreamSlo
 from arena_scheduler.sessions import Sessions
 from arena_scheduler.store.writes import SqliteStore
 from arena_scheduler.submission import Submission
+from arena_scheduler.tenant_view import tenants_from_file
 from arena_scheduler.world import LiveWorld
 
 _log = logging.getLogger(__name__)
@@ -145,9 +148,10 @@ async def start(
     access = Access.from_file(config.tokens)
     credentials = _credentials(config)
     policy = make_policy(config.policy, dict(config.policy_options))
+    tenants = tenants_from_file(config.tenants, config.policy)
     live_store = store or SqliteStore.open(config.db)
     try:
-        parts = _build(config, live_store, policy, source or PlannerGridSource())
+        parts = _build(config, live_store, policy, source or PlannerGridSource(), tenants)
         tasks = [asyncio.create_task(_watch(parts)), asyncio.create_task(parts.driver.run())]
         try:
             await parts.inbox.request(_started_event(policy))
@@ -166,13 +170,16 @@ async def start(
     return running
 
 
-def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: GridSource) -> _Parts:
+def _build(
+    config: SchedulerConfig, store: LiveStore, policy: Policy, source: GridSource, tenants: Guarantees
+) -> _Parts:
     restored = store.load()
     clock = LiveClock(restored.last_at_s)
     awake = AwakeClock(catch_up_s_max=config.node_grace_s)
     inbox = Inbox()
     sessions = Sessions(awake, silence_s_max=SILENT_HEARTBEATS * config.heartbeat_interval_s)
-    grids = GridCache(source, time.monotonic)  # noqa: TID251 - handed on, not read here
+    mixed = MixedCells() if weighs_mixed_cells(config.policy) and isinstance(source, PlannerGridSource) else None
+    grids = GridCache(source, time.monotonic, mixed=mixed)  # noqa: TID251 - handed on, not read here
     world = LiveWorld(
         sessions=sessions,
         grids=grids,
@@ -180,7 +187,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
         heartbeat_interval_s=config.heartbeat_interval_s,
         node_grace_s=config.node_grace_s,
     )
-    engine = Engine(policy, engine_config(config), restored)
+    engine = Engine(policy, engine_config(config, tenants), restored)
     driver = Driver(
         brain=engine,
         store=store,
@@ -201,6 +208,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
         policy=policy.name,
         explain=engine.explain,
         warnings=store.warnings,
+        tenants=tenants,
     )
     return _Parts(
         config=config,
@@ -218,7 +226,7 @@ def _build(config: SchedulerConfig, store: LiveStore, policy: Policy, source: Gr
     )
 
 
-def engine_config(config: SchedulerConfig) -> EngineConfig:
+def engine_config(config: SchedulerConfig, tenants: Guarantees | None = None) -> EngineConfig:
     """Return what the engine gets to know of the settings; a replay needs the same."""
     return EngineConfig(
         checkpoint_root=config.checkpoint_root,
@@ -226,6 +234,7 @@ def engine_config(config: SchedulerConfig) -> EngineConfig:
         node_grace_s=config.node_grace_s,
         launch_deadline_s=config.launch_deadline_s,
         restart_s=config.restart_s,
+        tenants=tenants or {},
     )
 
 

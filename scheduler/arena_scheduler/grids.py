@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid, GridSource
 from arena.domain.job import GpuLimits, JobKind, JobSpec, ParallelLimits
+from arena.planner.mixed import MixedCells
 
 GRIDS_REMEMBERED = 256
 _IRRELEVANT = {
@@ -49,14 +51,21 @@ class GridCache:
     Args:
         source: The planner.
         monotonic_s: Measures how long a build took.
+        mixed: Finds cells over several GPU types, in a thread of its own: a grid is there long before them.
     """
 
-    def __init__(self, source: GridSource, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self, source: GridSource, monotonic_s: Callable[[], float], *, mixed: MixedCells | None = None
+    ) -> None:
         self._source = source
+        self._mixed = mixed
         self._monotonic_s = monotonic_s
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-planner")
+        self._mixed_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-mixed")
         self._known: OrderedDict[Key, Grid] = OrderedDict()
+        self._widened: OrderedDict[Key, Grid] = OrderedDict()
         self._under_way: dict[Key, asyncio.Task[Built]] = {}
+        self._widening: dict[Key, asyncio.Task[Built]] = {}
 
     async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
         """Return the grid of a specification on a shape.
@@ -76,17 +85,66 @@ class GridCache:
             task.add_done_callback(lambda _: self._under_way.pop(key, None))
         return await asyncio.shield(task)
 
+    def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
+        """Tell quickly whether there could be cells over several GPU types beside those of the grid."""
+        return self._mixed is not None and self._mixed.may_widen(spec, shape)
+
+    async def widened(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        """Return the grid with its cells over several GPU types.
+
+        Raises:
+            ArenaError: The planner refuses the specification.
+        """
+        key = grid_key(spec, shape)
+        known = self._widened.get(key)
+        if known is not None:
+            self._widened.move_to_end(key)
+            return Built(grid=known, build_s=0.0)
+        task = self._widening.get(key)
+        if task is None:
+            task = asyncio.create_task(self._widen(key, spec, shape))
+            self._widening[key] = task
+            task.add_done_callback(lambda _: self._widening.pop(key, None))
+        return await asyncio.shield(task)
+
     async def _build(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
         started_s = self._monotonic_s()
         grid = await asyncio.get_running_loop().run_in_executor(self._pool, self._source.grid, spec, shape)
-        self._known[key] = grid
-        if len(self._known) > GRIDS_REMEMBERED:
-            self._known.popitem(last=False)
+        _remember(self._known, key, grid)
+        return Built(grid=grid, build_s=self._monotonic_s() - started_s)
+
+    async def _widen(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
+        built = await self.get(spec, shape)
+        if self._mixed is None:
+            return built
+        started_s, steps = self._monotonic_s(), self._mixed.steps(spec, shape, built.grid)
+        grid: Grid | None = None
+        while grid is None:  # one search at a time, so that an end of the scheduler waits for one at most
+            grid = await asyncio.get_running_loop().run_in_executor(self._mixed_pool, _after_a_step, steps)
+        _remember(self._widened, key, grid)
         return Built(grid=grid, build_s=self._monotonic_s() - started_s)
 
     def close(self) -> None:
         """Start no further builds."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for task in self._widening.values():
+            task.cancel()
+        for pool in (self._pool, self._mixed_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _remember(known: OrderedDict[Key, Grid], key: Key, grid: Grid) -> None:
+    known[key] = grid
+    if len(known) > GRIDS_REMEMBERED:
+        known.popitem(last=False)
+
+
+def _after_a_step(steps: Generator[None, None, Grid]) -> Grid | None:
+    """Go one step on; return the grid once it is done."""
+    try:
+        next(steps)
+    except StopIteration as done:
+        return cast("Grid", done.value)
+    return None
 
 
 async def largest_feasible(grids: GridCache, spec: JobSpec, shape: ClusterShape) -> int:

@@ -125,7 +125,9 @@ class Submission:
         if not shape.pools:
             return  # no node has registered yet: nothing is known
         grid = (await self._grids.get(spec, shape)).grid
-        if not grid.cells:
+        if not grid.cells and self._grids.may_widen(spec, shape):
+            grid = (await self._grids.widened(spec, shape)).grid  # it may fit over several types only
+        if not grid.cells and not grid.mixed:
             raise await self._infeasible(spec, shape, grid)
 
     def _present_shape(self) -> ClusterShape:

@@ -17,7 +17,7 @@ from arena.domain.events import GridBuilt, GridFailed
 from arena.errors import ArenaError
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
-from arena_scheduler.grids import GridCache
+from arena_scheduler.grids import Built, GridCache
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.sessions import Sessions
 
@@ -78,10 +78,25 @@ class LiveWorld:
             _log.exception("the grid of job %s failed", command.job_id)
             self._inbox.post(GridFailed(job_id=command.job_id, error=repr(error)))
         else:
-            event = GridBuilt(
-                job_id=command.job_id, shape=command.shape, grid=built.grid, build_s=round(built.build_s, 6)
-            )
-            self._inbox.post(event)
+            self._tell(command, built)
+            await self._widen(command)
+
+    async def _widen(self, command: BuildGrid) -> None:
+        """Tell of cells over several GPU types once they are found; without them the job has its grid all the same."""
+        if not self._grids.may_widen(command.spec, command.shape):
+            return
+        try:
+            built = await self._grids.widened(command.spec, command.shape)
+        except Exception:  # noqa: BLE001 - the outermost frame of one search; the job goes on without
+            _log.exception("no cells over several GPU types for job %s", command.job_id)
+            return
+        if built.grid.mixed:
+            self._tell(command, built)
+
+    def _tell(self, command: BuildGrid, built: Built) -> None:
+        self._inbox.post(
+            GridBuilt(job_id=command.job_id, shape=command.shape, grid=built.grid, build_s=round(built.build_s, 6))
+        )
 
     def close(self) -> None:
         """Forget the builds under way."""
