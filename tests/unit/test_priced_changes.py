@@ -40,6 +40,13 @@ def test_a_long_job_grows_into_what_is_free() -> None:
     assert chosen(make_policy("arena").decide(growing()), "a").group.gpu_count == 4
 
 
+def test_a_policy_that_takes_changes_for_free_grows_a_job_that_ends_before_it_pays() -> None:
+    held = {"a": holding_of(GRID, HALF)}
+    short = snapshot_of([NODE], {"a": (long_job("a", steps=50), GRID)}, running=held, restart_s=60.0)
+    assert "a" not in make_policy("arena").decide(short).choices
+    assert chosen(make_policy("arena", {"grow": 0.0, "again": 0.0}).decide(short), "a").group.gpu_count == 4
+
+
 @pytest.mark.parametrize(("ago_s", "is_left"), [(600.0, True), (7_200.0, False)])
 def test_nobody_is_moved_more_than_so_often_in_an_hour(ago_s: float, is_left: bool) -> None:
     snapshot = growing(now_s=10_000.0)
@@ -97,7 +104,7 @@ def test_a_waiting_job_is_looked_at_again_when_it_has_waited_long_enough() -> No
     assert decision.look_again_at_s == pytest.approx(990.0 + 500.0)
 
 
-@pytest.mark.parametrize("option", ["shrink", "swap", "suspend", "again", "wait_max_s", "horizon_s"])
+@pytest.mark.parametrize("option", ["grow", "shrink", "swap", "suspend", "again", "wait_max_s", "horizon_s"])
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(SpecError, match=option):
         ChangeRules(**{option: -1.0})

@@ -26,7 +26,8 @@ class ChangeRules:
     Args:
         horizon_s: Time that a change is expected to last; None means ten restarts, ten minutes at
             most.
-        shrink: Weight of a restart of a job that gets fewer GPUs.
+        grow: Weight of a restart of a job that gets more GPUs.
+        shrink: The same of one that gets fewer.
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
@@ -35,6 +36,7 @@ class ChangeRules:
     """
 
     horizon_s: float | None = None
+    grow: float = 1.0
     shrink: float = 4.0
     swap: float = 2.0
     suspend: float = 2.0
@@ -48,7 +50,7 @@ class ChangeRules:
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:
-        for name in ("shrink", "swap", "suspend", "again", "outlook"):
+        for name in ("grow", "shrink", "swap", "suspend", "again", "outlook"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
         if not self.wait_max_s > 0:
@@ -93,7 +95,8 @@ def _weights(market: Market, rules: ChangeRules) -> Floats:
     """Return the weight of the restart that each column needs, 0 for those that keep what is there."""
     keeping = market.keeping[market.job]
     before = np.where(keeping >= 0, market.gpu_count[keeping], 0.0)
-    weights = np.where(market.gpu_count > before, 1.0, np.where(market.gpu_count < before, rules.shrink, rules.swap))
+    fewer = np.where(market.gpu_count < before, rules.shrink, rules.swap)
+    weights = np.where(market.gpu_count > before, rules.grow, fewer)
     recent = np.array([contender.recent_moves for contender in market.contenders], dtype=np.float64)
     weights = np.where(keeping >= 0, weights * (1.0 + rules.again * recent[market.job]), 1.0)
     weights[market.entry < 0] = 0.0
