@@ -43,6 +43,10 @@ class ReasonCode(StrEnum):
     KEPT = "kept"
     NEXT_BEST = "next_best"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
+    DEADLINE_KEPT = "deadline_kept"
+    DEADLINE_LATE = "deadline_late"
+    DEADLINE_PASSED = "deadline_passed"
+    DEADLINE_UNKNOWN = "deadline_unknown"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
 
@@ -92,6 +96,18 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "its next best is {group}: {value:.3g} s each second with the restart counted, others would save {price:.3g} s"
     ),
     ReasonCode.CHANGE_NOT_WORTH_IT: "a change would gain {gain_s:.0f} s and cost {cost_s:.0f} s",
+    ReasonCode.DEADLINE_KEPT: (
+        "its deadline in {left_s:.0f} s can be met: {group} is kept for it from {from_s:.0f} s from now on, "
+        "unless it has ended by then"
+    ),
+    ReasonCode.DEADLINE_LATE: (
+        "its deadline in {left_s:.0f} s cannot be met without breaking promises: "
+        "the earliest end is {late_s:.0f} s later"
+    ),
+    ReasonCode.DEADLINE_PASSED: "its deadline has passed, so it is served as if it had none",
+    ReasonCode.DEADLINE_UNKNOWN: (
+        "its deadline in {left_s:.0f} s is not promised: its length is not known (declare stop.steps or a time limit)"
+    ),
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
 }

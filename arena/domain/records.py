@@ -203,6 +203,7 @@ class JobRecord:
         gpu_seconds: Attained service.
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
+        is_deadline_promised: Whether its deadline could be promised when its first grid was there.
     """
 
     job_id: JobId
@@ -234,6 +235,7 @@ class JobRecord:
     ended_at_s: float | None = None
     run_time_s: float = 0.0
     gpu_seconds: float = 0.0
+    is_deadline_promised: bool = False
     result: str = ""
     error: str = ""
 

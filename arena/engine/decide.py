@@ -72,17 +72,18 @@ def explanation(
     struck = tuple(one.reason for one in job.struck) if job is not None else ()
     if not isinstance(policy, Explaining):
         return struck
-    return struck + policy.explain(_snapshot_of(state, config, now_s, state.decision_index), job_id)
+    return struck + policy.explain(snapshot_of(state, config, now_s, state.decision_index), job_id)
 
 
 def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset()) -> Snapshot:
-    snapshot = _snapshot_of(draft.state, draft.config, draft.now_s, index)
+    snapshot = snapshot_of(draft.state, draft.config, draft.now_s, index)
     if not without:
         return snapshot
     return replace(snapshot, waiting=tuple(job_id for job_id in snapshot.waiting if job_id not in without))
 
 
-def _snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: int) -> Snapshot:
+def snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: int) -> Snapshot:
+    """Return what a policy may look at."""
     return Snapshot(
         now_s=now_s,
         decision_index=index,

@@ -26,19 +26,21 @@ from arena.domain.events import (
     Tick,
     WorkerReported,
 )
-from arena.domain.job import JobId
+from arena.domain.grid import Grid
+from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.reason import Reason
 from arena.domain.records import AttemptRecord, EntryKind, JobRecord, NodeRecord
 from arena.domain.replacing import replace
 from arena.engine import attempts, deadlines, jobs, nodes, reports
+from arena.engine.admission import admission_of_new, admit
 from arena.engine.config import EngineConfig
 from arena.engine.decide import decide, explanation
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.ports import Restored, Step
 from arena.engine.state import ClusterState, reasons_of, restored_state
-from arena.policies.base import Policy
+from arena.policies.base import Admission, Policy
 
 Deadline = tuple[float, str, str]
 """Instant, kind of record (``job``, ``attempt``, ``node``), id."""
@@ -99,6 +101,10 @@ class Engine:
         """Return what the policy says of one job in a state; safe from any thread, since a state is a value."""
         return explanation(state, self.config, now_s, self.policy, job_id)
 
+    def admission(self, state: ClusterState, spec: JobSpec, grid: Grid, now_s: float) -> Admission | None:
+        """Return whether the deadline of a job that is not submitted yet could be promised; safe from any thread."""
+        return admission_of_new(state, self.config, now_s, self.policy, (spec, grid))
+
     def handle(self, event: Event, now_s: float) -> Step:
         """Apply one event and, if it changed what a policy would look at, decide.
 
@@ -147,7 +153,10 @@ class Engine:
             case JobWishChanged():
                 jobs.change_wish(draft, event)
             case GridBuilt():
+                is_first = event.job_id not in draft.state.grids
                 jobs.take_grid(draft, event)
+                if is_first:
+                    admit(draft, self.policy, event.job_id)
             case GridFailed():
                 jobs.grid_failed(draft, event)
             case NodeRegistered():

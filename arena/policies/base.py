@@ -117,6 +117,29 @@ class Explaining(Protocol):
 
 
 class Policy(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Whether a job's deadline can be promised.
+
+    Args:
+        is_promised: It can, with all that was promised before kept.
+        earliest_end_s: The earliest instant that can be promised, the deadline itself where it can be; None where
+            nothing can.
+    """
+
+    is_promised: bool
+    earliest_end_s: float | None
+
+
+@runtime_checkable
+class Admitting(Protocol):
+    """A policy that can promise that a deadline will be met; pure as well."""
+
+    def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
+        """Return whether a waiting job's deadline can be promised; None where nothing can be said of it."""
+        ...
+
+
     """A pure function of a snapshot."""
 
     @property

@@ -17,19 +17,21 @@ from numpy.typing import NDArray
 from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
-from arena.policies.lengths import attained_gpu_s, steps_done
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
+from arena.policies.priced.claims import Claims, claimed, offered_columns
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
+from arena.policies.priced.deadlines import admitted
 from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.shares import shared
-from arena.policies.priced.urgency import next_look_s, types_kept_free, urged, weights
+from arena.policies.priced.urgency import types_kept_free, weights
+from arena.policies.priced.work_left import work_done
 
 SOON_RESTARTS = 10.0
 """Of a job that ends within so many restarts, those count that its changes would need."""
@@ -63,22 +65,31 @@ class PricedPolicy:
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, seats) = self._chosen(snapshot, market, problem)
         choices = _choices(market, answer.chosen, seats)
-        reasons = _reasons(market, problem, (answer, seats), choices)
+        reasons = _reasons(snapshot, market, problem, (answer, seats), choices)
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
-            look_again_at_s=next_look_s(snapshot, market, self.changes.wait_max_s),
+            look_again_at_s=problem.claims.next_look_s,
             numbers=_numbers(market, answer),
         )
 
     def explain(self, snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
         """Return why a job has what it has, and what would give way for more; see ``explaining``."""
         market = market_of(snapshot, self._tables)
-        if all(contender.job_id != job_id for contender in market.contenders):
+        at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == job_id), None)
+        if at is None:
             return ()
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, _) = self._chosen(snapshot, market, problem)
-        return explained(market, problem.columns, answer, job_id, self.effort)
+        told = explained(market, problem.columns, answer, job_id, self.effort)
+        return (*told, *problem.claims.explained(snapshot, market, at))
+
+    def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
+        """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
+        market = market_of(snapshot, self._tables)
+        if not len(market.job):
+            return None
+        return admitted(snapshot, market, _power(market), offered_columns(snapshot, market), job_id)
 
     def _chosen(
         self, snapshot: Snapshot, market: Market, problem: Problem
@@ -107,7 +118,7 @@ class PricedPolicy:
                 market.supply,
                 guess=problem.guess,
                 incumbents=_incumbents(market, columns),
-                effort=self.effort,
+                effort=replace(self.effort, gap=self.effort.gap * problem.claims.finer),
                 prices=None if first is None else first.prices,
             )
             first = first or answer.priced
@@ -139,10 +150,12 @@ class Problem:
 
     Args:
         guess: Prices to begin with.
+        claims: What comes before the values of jobs, in the columns' already.
     """
 
     columns: Columns
     guess: Floats
+    claims: Claims
 
 
 def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Problem:
@@ -153,10 +166,11 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
     values, price = marginal_values(_workers(snapshot, market, shares, remaining, useful), changes.outlook)
     value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
-    value = urged(snapshot, market, value, changes.wait_max_s)
+    claims = claimed(snapshot, market, power, value, changes)
     return Problem(
-        columns=Columns(job=market.job, value=value, usage=market.usage),
+        columns=Columns(job=market.job, value=claims.value, usage=market.usage),
         guess=price * power / machine,
+        claims=claims,
     )
 
 
@@ -192,7 +206,7 @@ def _remaining(snapshot: Snapshot, market: Market) -> Floats:
     """Return the steps that are believed to be left, by contender."""
     job_ids = [contender.job_id for contender in market.contenders]
     least = np.minimum.reduceat(market.gpu_count / market.speed, firsts(market.job))
-    done = np.array([_done(snapshot, job_id) for job_id in job_ids])
+    done = np.array([work_done(snapshot, job_id) for job_id in job_ids])
     return effective_remaining(snapshot, job_ids, least, done)
 
 
@@ -211,14 +225,6 @@ def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floa
             curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
         workers.append(Worker(weight=weight[at], remaining_steps=float(remaining[at]), curve=curve))
     return workers
-
-
-def _done(snapshot: Snapshot, job_id: JobId) -> float:
-    """Return the steps a job has done; a program that tells of none makes one a second, as its grid says."""
-    job = snapshot.jobs[job_id]
-    if job.spec.command is None or job.progress.step:
-        return steps_done(snapshot, job_id)
-    return attained_gpu_s(snapshot, job_id) / job.spec.gpus.count_min
 
 
 def _curve(
@@ -263,7 +269,11 @@ def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice |
 
 
 def _reasons(
-    market: Market, problem: Problem, settled: tuple[Answer, Seats], choices: Mapping[JobId, Choice | None]
+    snapshot: Snapshot,
+    market: Market,
+    problem: Problem,
+    settled: tuple[Answer, Seats],
+    choices: Mapping[JobId, Choice | None],
 ) -> dict[JobId, tuple[Reason, ...]]:
     """Return why each job that changes does, and why each that has nothing is not served at these prices."""
     reasons: dict[JobId, tuple[Reason, ...]] = {}
@@ -276,7 +286,8 @@ def _reasons(
             reasons[contender.job_id] = (choice.cause,)
         elif answer.chosen[at] < 0:
             outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
-            reasons[contender.job_id] = (unseated.get(at) or outbid,)
+            told = problem.claims.reasons(snapshot, market, at)
+            reasons[contender.job_id] = (unseated.get(at) or outbid, *told)
     return reasons
 
 

@@ -1,0 +1,50 @@
+"""Whether a job's deadline can be promised, asked once when its first grid is there. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+from arena.domain.grid import Grid
+from arena.domain.job import JobId, JobSpec
+from arena.domain.records import JobRecord
+from arena.domain.replacing import replace
+from arena.engine.config import EngineConfig
+from arena.engine.decide import snapshot_of
+from arena.engine.draft import Draft
+from arena.engine.state import ClusterState, wants_devices
+from arena.policies.base import Admission, Admitting, Policy
+
+UNBORN = JobId("")
+"""Stands for a job that has no id yet; it sorts before all others."""
+
+
+def admit(draft: Draft, policy: Policy, job_id: JobId) -> None:
+    """Promise a waiting job its deadline, if the policy can."""
+    job, state = draft.state.jobs.get(job_id), draft.state
+    if job is None or job.spec.deadline_s is None or not isinstance(policy, Admitting):
+        return
+    if not wants_devices(job, draft.now_s):
+        return
+    answer = policy.admission(snapshot_of(state, draft.config, draft.now_s, state.decision_index), job_id)
+    if answer is not None and answer.is_promised:
+        draft.put_job(replace(job, is_deadline_promised=True))
+
+
+def admission_of_new(
+    state: ClusterState, config: EngineConfig, now_s: float, policy: Policy, asked: tuple[JobSpec, Grid]
+) -> Admission | None:
+    """Return whether the deadline of a job that is not submitted yet could be promised at this instant.
+
+    Returns:
+        None where the policy promises nothing, or nothing can be said of this job.
+    """
+    spec, grid = asked
+    if spec.deadline_s is None or not isinstance(policy, Admitting):
+        return None
+    job = JobRecord(job_id=UNBORN, spec=spec, user=spec.user or "", request_id="", submitted_at_s=now_s)
+    snapshot = snapshot_of(state, config, now_s, state.decision_index)
+    with_it = replace(
+        snapshot,
+        jobs=state.jobs.set(UNBORN, job),
+        grids=state.grids.set(UNBORN, grid),
+        waiting=(*snapshot.waiting, UNBORN),
+    )
+    return policy.admission(with_it, UNBORN)

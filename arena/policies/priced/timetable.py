@@ -1,0 +1,102 @@
+"""What there will be of each row, and the blocks of time that are taken out of it. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.policies.priced.columns import Floats
+
+_SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A column from one instant to another.
+
+    Args:
+        column: Number of the column in its market.
+        end_s: May be infinite.
+    """
+
+    column: int
+    start_s: float
+    end_s: float
+
+
+class Timetable:
+    """What is free of each row, by time; it only ever gets less by ``take``, and more by ``returned``.
+
+    Args:
+        now_s: Nothing is before it.
+        supply: What is free of each row from then on; shape (rows,).
+    """
+
+    def __init__(self, now_s: float, supply: Floats) -> None:
+        self._at_s = np.array([now_s])
+        self._free = supply.astype(np.float64)[:, None]  # (rows, intervals): one row after the other is looked at
+
+    def copy(self) -> Timetable:
+        """Return a value of its own."""
+        other = Timetable.__new__(Timetable)
+        other._at_s, other._free = self._at_s, self._free.copy()
+        return other
+
+    def take(self, usage: Floats, start_s: float, end_s: float) -> None:
+        """Take something from one instant to another."""
+        self._change(-usage, start_s, end_s)
+
+    def give(self, usage: Floats, from_s: float) -> None:
+        """Add what comes back at an instant and stays."""
+        self._change(usage, from_s, math.inf)
+
+    def latest(self, usage: Floats, length_s: float, until_s: float) -> float | None:
+        """Return the latest start from which something is free for so long and ends in time, None where it never is."""
+        begins_s, ends_s = self._runs(usage, until_s)
+        long_enough = np.flatnonzero(ends_s - begins_s >= length_s - _SLACK * max(1.0, length_s))
+        if not len(long_enough):
+            return None
+        at = long_enough[-1]
+        return max(float(ends_s[at]) - length_s, float(begins_s[at]))
+
+    def earliest(self, usage: Floats, length_s: float) -> float | None:
+        """Return the first instant from which something is free for so long."""
+        begins_s, ends_s = self._runs(usage, math.inf)
+        long_enough = np.flatnonzero(ends_s - begins_s >= length_s - _SLACK * max(1.0, length_s))
+        return float(begins_s[long_enough[0]]) if len(long_enough) else None
+
+    def least(self, until_s: float) -> Floats:
+        """Return the least that is free of each row from now to an instant; shape (rows,)."""
+        count = max(int(np.searchsorted(self._at_s, until_s)), 1)
+        least: Floats = self._free[:, :count].min(axis=1)
+        return least
+
+    def _runs(self, usage: Floats, until_s: float) -> tuple[Floats, Floats]:
+        """Return begins and ends of the stretches in which something is free, up to an instant; some are empty."""
+        count = int(np.searchsorted(self._at_s, until_s))
+        blocked = np.flatnonzero(~self._fits(usage, count))
+        at_s = np.append(self._at_s[:count], until_s)
+        return at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count)]
+
+    def _fits(self, usage: Floats, count: int) -> NDArray[np.bool_]:
+        fits = np.ones(count, dtype=bool)
+        for row in np.flatnonzero(usage).tolist():
+            fits &= self._free[row, :count] >= usage[row] - _SLACK
+        return fits
+
+    def _change(self, change: Floats, start_s: float, end_s: float) -> None:
+        first, last = self._split(start_s), len(self._at_s) if end_s == math.inf else self._split(end_s)
+        self._free[:, first:last] += change[:, None]
+
+    def _split(self, at_s: float) -> int:
+        """Return the interval that begins at an instant, made where there is none; what is past begins now."""
+        at = int(np.searchsorted(self._at_s, at_s))
+        if at == 0:
+            return 0
+        if at == len(self._at_s) or self._at_s[at] != at_s:
+            self._at_s = np.insert(self._at_s, at, at_s)
+            self._free = np.insert(self._free, at, self._free[:, at - 1], axis=1)
+        return at

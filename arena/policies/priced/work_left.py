@@ -1,0 +1,72 @@
+"""How much work a job that has a deadline or a budget is taken to have left. Pure: no I/O, no clock.
+
+Here a job is held to what its user declared: who declares too little gets a promise that is worth nothing, and cannot
+take anything from others for it. Where nothing is declared it is its time limit, else what the history says four jobs
+in five like it do not exceed; where that is silent too nobody knows.
+"""
+
+from __future__ import annotations
+
+from arena.domain.job import JobId
+from arena.policies.base import Holding, Snapshot
+from arena.policies.length_beliefs import STEPS_MIN, belief
+from arena.policies.lengths import attained_gpu_s, steps_done
+from arena.policies.priced.market import MOVES_MAX, MOVES_S
+
+SURE_SHARE = 0.8
+"""Of the jobs like one that declares nothing, so many are not longer than it is taken to be."""
+
+
+def work_done(snapshot: Snapshot, job_id: JobId) -> float:
+    """Return the steps a job has done; a program that tells of none makes one a second, as its grid says."""
+    job = snapshot.jobs[job_id]
+    if job.spec.command is None or job.progress.step:
+        return steps_done(snapshot, job_id)
+    return attained_gpu_s(snapshot, job_id) / job.spec.gpus.count_min
+
+
+def steps_left(snapshot: Snapshot, job_id: JobId, gpu_s_per_step: float) -> float | None:
+    """Return the steps a job is taken to have left, None where nobody knows.
+
+    Args:
+        gpu_s_per_step: Least GPU-seconds that a step of it costs.
+    """
+    spec, done = snapshot.jobs[job_id].spec, work_done(snapshot, job_id)
+    declared = spec.step_limit
+    if declared is not None and spec.stop.time_limit_s is None:
+        return max(declared - done, STEPS_MIN)
+    believed = belief(snapshot, job_id, gpu_s_per_step)
+    ends = [believed.limit_steps - done] if spec.stop.time_limit_s is not None else []
+    if declared is not None:
+        ends.append(declared - done)
+    if not ends and believed.median_steps is not None:
+        ends.append(believed.quantile_remaining_steps(done, SURE_SHARE))
+    return max(min(ends), STEPS_MIN) if ends else None
+
+
+def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return when what a job has can be had, by when it ends or when it may be stopped; None where nobody knows.
+
+    For jobs that this decision may not touch.
+    """
+    job = snapshot.jobs[job_id]
+    if not job.spec.preemptible:
+        speed = _speed(snapshot, job_id, holding)
+        left = None if speed is None else steps_left(snapshot, job_id, holding.group.gpu_count / speed)
+        return None if left is None or speed is None else snapshot.now_s + left / speed
+    recent = [at_s for at_s in job.launched_at_s[-MOVES_MAX:] if snapshot.now_s - at_s < MOVES_S]
+    if len(recent) == MOVES_MAX:
+        return recent[0] + MOVES_S
+    return snapshot.now_s + snapshot.restart_s
+
+
+def _speed(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return the steps per second of what a job has: as measured, else as estimated."""
+    measured_s = snapshot.jobs[job_id].progress.step_time_s
+    if measured_s:
+        return 1.0 / measured_s
+    if holding.estimate is not None:
+        return 1.0 / holding.estimate.iter_time_s
+    grid = snapshot.grids.get(job_id)
+    cell = None if grid is None else grid.cell(holding.group)
+    return None if cell is None else cell.steps_per_s
