@@ -42,7 +42,7 @@ from arena.domain.records import (
     Target,
     Wish,
 )
-from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView, job_view
+from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView, TenantShare, job_view
 from tests.spec_strategies import counts, instants, longs, maybe, naturals, positive, shares, small, specs, texts, words
 
 replicas = st.builds(Replica, tp=small, gpu_type=maybe(words), zone=maybe(words), micro_batch_count=maybe(counts))
@@ -259,6 +259,18 @@ statuses = st.builds(
     decided_at_s=maybe(instants),
     decision_time_s=instants,
     warnings=st.lists(texts, max_size=2).map(tuple),
+    tenants=st.lists(
+        st.builds(
+            TenantShare,
+            project=words,
+            guaranteed=st.dictionaries(words, small, max_size=2),
+            used=small,
+            lent=small,
+            running_jobs=small,
+            waiting_jobs=small,
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 launches = st.builds(
     Launch,

@@ -35,6 +35,7 @@ class UpPlan:
         directory: Holds everything: database, checkpoints, results, logs, the agents' directories.
         port: Of the scheduler; 0 takes a free one.
         policy_options: Of the policy, each ``NAME=NUMBER``.
+        tenants: File of guaranteed shares.
     """
 
     directory: Path
@@ -44,6 +45,7 @@ class UpPlan:
     policy: str
     port: int
     policy_options: tuple[str, ...] = ()
+    tenants: Path | None = None
 
     @property
     def address_file(self) -> Path:
@@ -65,8 +67,9 @@ class UpPlan:
         return self.directory / f"node-{index + 1}"
 
     def policy_words(self) -> list[object]:
-        """Return the words of a command line that choose the policy."""
-        return ["--policy", self.policy, *(word for item in self.policy_options for word in ("--policy-option", item))]
+        """Return the words of a command line that choose the policy and what it keeps to."""
+        options = [word for item in self.policy_options for word in ("--policy-option", item)]
+        return ["--policy", self.policy, *options, *(["--tenants", self.tenants] if self.tenants else [])]
 
     def scheduler_argv(self) -> list[str]:
         """Return the command of the scheduler."""

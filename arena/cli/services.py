@@ -52,6 +52,7 @@ def start_logging(verbose: bool) -> None:
 @click.option("--db", type=_FILE, help="Database file.  [default: scheduler.db in the state directory]")
 @policy_flags
 @click.option("--tokens", type=_FILE, help="YAML file of issued tokens; demanded off loopback.")
+@click.option("--tenants", type=_FILE, help="YAML file of GPUs that projects are guaranteed.")
 @click.option("--tls-cert", type=_FILE, help="PEM certificate; demanded off loopback.")
 @click.option("--tls-key", type=_FILE, help="PEM key of the certificate.")
 @click.option("--checkpoint-root", type=_DIRECTORY, help="Where jobs that name no place keep checkpoints.")

@@ -12,7 +12,8 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
-from arena.rpc.views import GpuCounts, JobView, StatusView
+from arena.domain.tenants import Guarantee
+from arena.rpc.views import GpuCounts, JobView, StatusView, TenantShare
 from arena.units import format_duration
 
 _BAR_CELLS = 20
@@ -39,6 +40,7 @@ def write_status(out: Output, view: StatusView) -> None:
         out.line(f"WARNING  {warning}", style="bold red")
     out.line()
     _write_gpus(out, view.gpus)
+    _write_tenants(out, view.tenants)
     out.line()
     out.line(f"JOBS   {_counts_text(view.job_count_by_state)}")
     out.line(f"NODES  {_counts_text(view.node_count_by_state)}")
@@ -80,6 +82,33 @@ def _write_gpus(out: Output, counts: Sequence[GpuCounts]) -> None:
         for item in counts
     ]
     out.table(columns, rows, right=columns[1:7])
+
+
+def _write_tenants(out: Output, tenants: Sequence[TenantShare]) -> None:
+    """Write the guaranteed shares, and who has borrowed of them."""
+    if not tenants:
+        return
+    rows = [
+        (
+            quoted(one.project) if one.project else "(others)",
+            _guaranteed_text(one),
+            str(one.used),
+            str(max(one.used - sum(one.guaranteed.values()), 0)),
+            str(one.lent),
+            str(one.running_jobs),
+            str(one.waiting_jobs),
+        )
+        for one in tenants
+    ]
+    columns = ("PROJECT", "GUARANTEED", "USED", "BORROWED", "LENT", "RUNNING", "WAITING")
+    out.line()
+    out.table(columns, rows, right=columns[2:])
+
+
+def _guaranteed_text(tenant: TenantShare) -> str:
+    if not tenant.guaranteed:
+        return "-"
+    return escaped(str(Guarantee(gpu_count_by_type=tenant.guaranteed)))
 
 
 def gpu_bar(counts: GpuCounts, cell_count: int = _BAR_CELLS) -> str:

@@ -21,7 +21,9 @@ from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.client import DEFAULT_ADDRESS
+from arena.domain.cluster import ClusterShape, NodePool
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
+from arena.planner.tenantfile import check_guarantees
 from arena.policies.registry import make_policy
 
 _AGENTS_MAX = 64
@@ -35,6 +37,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 )
 @click.option("--gpu-type", default="cpu", show_default=True, help="Catalog name of the virtual GPUs.")
 @policy_flags
+@click.option("--tenants", type=click.Path(path_type=Path, dir_okay=False), help="YAML file of guaranteed GPUs.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the scheduler; 0 takes a free one.  [default: 50061]")
 @click.option("--dir", "directory", type=_DIRECTORY, help="Holds everything.  [default: up in the state directory]")
 @click.option("--detach", is_flag=True, help="Return once it runs; stop it with `arena down`.")
@@ -46,6 +49,7 @@ def up(app: App, detach: bool, **options: Any) -> int:
     numbers = tuple(number_option(item) for item in options["policy_options"])
     make_policy(options["policy"], dict(numbers))  # what is mistyped is told before anything starts
     plan = _plan(options)
+    _check_tenants(plan)
     plan.directory.mkdir(parents=True, exist_ok=True)
     if detach:
         return _detach(app, plan)
@@ -65,7 +69,17 @@ def _plan(options: dict[str, Any]) -> UpPlan:
     port = options.pop("port")
     if port is None:
         port = int(DEFAULT_ADDRESS.rpartition(":")[2])
-    return UpPlan(directory=directory.absolute(), port=port, **options)
+    tenants: Path | None = options.pop("tenants")
+    return UpPlan(directory=directory.absolute(), port=port, tenants=tenants and tenants.absolute(), **options)
+
+
+def _check_tenants(plan: UpPlan) -> None:
+    """Refuse shares that the scheduler would not take, or that these nodes cannot give."""
+    from arena_scheduler.tenant_view import tenants_from_file
+
+    pool = NodePool(gpu_type=plan.gpu_type, zone="default", gpus_per_node=plan.gpus_per_agent, node_count=plan.agents)
+    tenants = tenants_from_file(plan.tenants, plan.policy)
+    check_guarantees(tenants, ClusterShape(pools=(pool,)), source=str(plan.tenants))
 
 
 @contextmanager

@@ -163,6 +163,26 @@ class GpuCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantShare:
+    """A project's guaranteed GPUs, and what became of them.
+
+    Args:
+        project: Empty for all projects together that are guaranteed nothing.
+        guaranteed: GPUs by type; of all types together under ``any``.
+        used: GPUs that its jobs have; more than are guaranteed where it has borrowed.
+        lent: Of its guaranteed GPUs, those that others use.
+        waiting_jobs: Jobs of it that wait for GPUs.
+    """
+
+    project: str
+    guaranteed: Mapping[str, int] = field(default_factory=dict)
+    used: int = 0
+    lent: int = 0
+    running_jobs: int = 0
+    waiting_jobs: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedJob:
     """What a decision gave one job; without a group it took all that the job had."""
 
@@ -197,6 +217,7 @@ class StatusView:
         waiting_jobs: Jobs that wait, in order of service.
         read_only_cause: Why nothing can be written at present, None when all is well.
         decision_time_s: How long the latest decision took.
+        tenants: Projects with guaranteed GPUs, then all others together; none if nobody is guaranteed any.
     """
 
     scheduler_version: str
@@ -213,6 +234,7 @@ class StatusView:
     decided_at_s: float | None = None
     decision_time_s: float = 0.0
     warnings: tuple[str, ...] = ()
+    tenants: tuple[TenantShare, ...] = ()
 
 
 def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool, with_spec: bool = True) -> JobView:

@@ -13,11 +13,13 @@ from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord, JobState, NodeRecord
+from arena.domain.tenants import Guarantees
 from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
 from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
 from arena_scheduler.access import Caller
 from arena_scheduler.loop import Driver
+from arena_scheduler.tenant_view import tenant_shares, warnings_of
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class ClusterView:
         scheduler_version, policy: Shown in the status.
         explain: Asks the policy about one job.
         warnings: What the store could not read.
+        tenants: Guaranteed GPUs by project.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ClusterView:
         policy: str,
         explain: Callable[[ClusterState, JobId, float], tuple[Reason, ...]],
         warnings: tuple[str, ...] = (),
+        tenants: Guarantees | None = None,
     ) -> None:
         self._driver = driver
         self._now_s = now_s
@@ -54,6 +58,7 @@ class ClusterView:
         self._policy = policy
         self._explain = explain
         self._warnings = warnings
+        self._tenants: Guarantees = tenants or {}
         self._started_at_s = now_s()
         self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
 
@@ -102,13 +107,14 @@ class ClusterView:
         state = self.state
         active = [job for job in state.jobs.values() if job.attempt_id is not None]
         waiting = [job for job in state.jobs.values() if job.attempt_id is None]
+        gpus = self._gpu_counts(state)
         return StatusView(
             scheduler_version=self._scheduler_version,
             policy=self._policy,
             now_s=self._now_s(),
             started_at_s=self._started_at_s,
             read_only_cause=self._driver.read_only_cause,
-            gpus=self._gpu_counts(state),
+            gpus=gpus,
             job_count_by_state=self._job_counts(state),
             node_count_by_state=dict(Counter(node.state for node in state.nodes.values())),
             active_jobs=self._first_jobs(active, caller, job_count_max),
@@ -116,7 +122,8 @@ class ClusterView:
             decision_index=state.decision_index,
             decided_at_s=state.decided_at_s,
             decision_time_s=self._driver.decision_time_s,
-            warnings=(*self._warnings, *_skew_warnings(state)),
+            warnings=(*self._warnings, *_skew_warnings(state), *warnings_of(self._tenants, state)),
+            tenants=tenant_shares(self._tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
         )
 
     def _first_jobs(self, jobs: list[JobRecord], caller: Caller, count_max: int) -> tuple[JobView, ...]:

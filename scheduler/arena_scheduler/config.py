@@ -21,6 +21,7 @@ class SchedulerConfig:
         policy: Registry name of the policy.
         policy_options: Options of the policy.
         tokens: YAML file of issued tokens (see ``arena_scheduler.access``); None means trial mode, loopback only.
+        tenants: YAML file of guaranteed shares (see ``arena.planner.tenantfile``), read once, at the start.
         tls_cert, tls_key: PEM files; both or neither.
         checkpoint_root: Place under which jobs that name none keep their checkpoints.
         output_root: Place under which jobs that name none leave their results.
@@ -37,6 +38,7 @@ class SchedulerConfig:
     policy: str = "arena"
     policy_options: tuple[tuple[str, float], ...] = ()
     tokens: Path | None = None
+    tenants: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     checkpoint_root: str = ""

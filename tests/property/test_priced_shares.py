@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.job import JobId
-from arena.domain.tenants import ANY_TYPE, Guarantee, Guarantees
+from arena.domain.tenants import ANY_TYPE, Guarantee
 from arena.policies.base import Decision, Snapshot
 from arena.policies.placement import place
 from arena.policies.priced.policy import PricedPolicy
-from tests.builders import cell, chosen, command_spec, grid_of, holding_of, allocation_on, node_info, snapshot_of, train_spec
 from tests.property.test_priced_policy import TYPES, after, snapshots
 
 sized = settings(max_examples=60, deadline=None)
@@ -33,10 +31,8 @@ def shared_snapshots(draw: st.DrawFn) -> Snapshot:
     is_any = draw(st.booleans())
     tenants: dict[str, Guarantee] = {}
     for name in PROJECTS[1:]:
-        counts = {}
-        for gpu_type in left:
-            counts[gpu_type] = draw(st.integers(0, left[gpu_type]))
-            left[gpu_type] -= counts[gpu_type]
+        counts = {gpu_type: draw(st.integers(0, count)) for gpu_type, count in left.items()}
+        left = {gpu_type: count - counts[gpu_type] for gpu_type, count in left.items()}
         tenants[name] = Guarantee(gpu_count_by_type={ANY_TYPE: sum(counts.values())} if is_any else counts)
     return replace(snapshot, jobs=jobs, tenants=tenants)
 
@@ -74,7 +70,7 @@ def test_nobody_waits_within_a_share_whose_gpus_are_with_jobs_that_have_none(sna
     decision = PricedPolicy().decide(snapshot)
     groups = has_after(snapshot, decision)
     room = after(snapshot, decision)
-    for job_id, group in groups.items():
+    for job_id in groups:
         if snapshot.jobs[job_id].spec.project not in snapshot.tenants and is_stoppable(snapshot, job_id):
             kept = decision.choices.get(job_id)
             room = room.restore(kept.allocation if kept is not None else snapshot.holding[job_id].allocation)

@@ -47,8 +47,8 @@ class _Node:
 def borrowers_in_the_way(snapshot: Snapshot, found: Shared, claimed: Ints, unserved: Sequence[int]) -> set[int]:
     """Return contenders that must give up what they have so that others find what they claim.
 
-    On each node that a claim needs, those go that are worth least for their GPUs, and of the nodes those are taken where
-    the least is lost. None go for a claim that would not fit even then.
+    On each node that a claim needs, those go that are worth least for their GPUs, and of the nodes those are taken
+    where the least is lost. None go for a claim that would not fit even then.
 
     Args:
         claimed: Column that each contender claims, ``NONE`` for none.

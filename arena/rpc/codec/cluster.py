@@ -15,7 +15,7 @@ from arena.rpc.codec.plans import (
 )
 from arena.rpc.codec.records import job_from_proto, job_view_to_proto
 from arena.rpc.v1 import admin_service_pb2 as pb
-from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView
+from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView, TenantShare
 
 
 def status_to_proto(view: StatusView) -> pb.GetStatusResponse:
@@ -41,6 +41,7 @@ def status_to_proto(view: StatusView) -> pb.GetStatusResponse:
         decided_at_s=view.decided_at_s,
         decision_time_s=view.decision_time_s,
         warnings=view.warnings,
+        tenants=[_tenant_to_proto(tenant) for tenant in view.tenants],
     )
 
 
@@ -65,6 +66,29 @@ def status_from_proto(message: pb.GetStatusResponse) -> StatusView:
         decided_at_s=optional(message, "decided_at_s"),
         decision_time_s=message.decision_time_s,
         warnings=tuple(message.warnings),
+        tenants=tuple(_tenant_from_proto(tenant) for tenant in message.tenants),
+    )
+
+
+def _tenant_to_proto(tenant: TenantShare) -> pb.TenantShare:
+    return pb.TenantShare(
+        project=tenant.project,
+        guaranteed=tenant.guaranteed,
+        used=tenant.used,
+        lent=tenant.lent,
+        running_jobs=tenant.running_jobs,
+        waiting_jobs=tenant.waiting_jobs,
+    )
+
+
+def _tenant_from_proto(message: pb.TenantShare) -> TenantShare:
+    return TenantShare(
+        project=message.project,
+        guaranteed=dict(message.guaranteed),
+        used=message.used,
+        lent=message.lent,
+        running_jobs=message.running_jobs,
+        waiting_jobs=message.waiting_jobs,
     )
 
 

@@ -25,13 +25,15 @@ _sym_db = _symbol_database.Default()
 from arena.rpc.v1 import common_pb2 as arena_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n arena/rpc/v1/admin_service.proto\x12\x0c\x61rena.rpc.v1\x1a\x19\x61rena/rpc/v1/common.proto\"M\n\x10GetStatusRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x15\n\rjob_count_max\x18\x02 \x01(\r\"w\n\tGpuCounts\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\x12\x10\n\x08\x64raining\x18\x05 \x01(\r\x12\r\n\x05\x64irty\x18\x06 \x01(\r\x12\x0c\n\x04\x64own\x18\x07 \x01(\r\"@\n\x08JobCount\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.arena.rpc.v1.JobState\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"B\n\tNodeCount\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.arena.rpc.v1.NodeState\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xca\x03\n\x11GetStatusResponse\x12\x19\n\x11scheduler_version\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\r\n\x05now_s\x18\x03 \x01(\x01\x12\x14\n\x0cstarted_at_s\x18\x04 \x01(\x01\x12\x1c\n\x0fread_only_cause\x18\x05 \x01(\tH\x00\x88\x01\x01\x12%\n\x04gpus\x18\x06 \x03(\x0b\x32\x17.arena.rpc.v1.GpuCounts\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.arena.rpc.v1.JobCount\x12&\n\x05nodes\x18\x08 \x03(\x0b\x32\x17.arena.rpc.v1.NodeCount\x12&\n\x0b\x61\x63tive_jobs\x18\t \x03(\x0b\x32\x11.arena.rpc.v1.Job\x12\'\n\x0cwaiting_jobs\x18\n \x03(\x0b\x32\x11.arena.rpc.v1.Job\x12\x16\n\x0e\x64\x65\x63ision_index\x18\x0b \x01(\x04\x12\x19\n\x0c\x64\x65\x63ided_at_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0f\x64\x65\x63ision_time_s\x18\r \x01(\x01\x12\x10\n\x08warnings\x18\x0e \x03(\tB\x12\n\x10_read_only_causeB\x0f\n\r_decided_at_s\"\xcc\x04\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.arena.rpc.v1.NodeState\x12\x13\n\x0bstate_cause\x18\x03 \x01(\t\x12\x10\n\x08gpu_type\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0e\n\x06region\x18\x06 \x01(\t\x12%\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x15\n\ragent_version\x18\n \x01(\t\x12\x11\n\tconnected\x18\x0b \x01(\x08\x12\x15\n\x08\x64rain_by\x18\x0c \x01(\tH\x00\x88\x01\x01\x12\x17\n\ndrain_at_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tdrain_why\x18\x0e \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0b\x61ttempt_ids\x18\x0f \x03(\t\x12\x14\n\x0c\x63lock_skew_s\x18\x10 \x01(\x01\x12.\n\x06labels\x18\x11 \x03(\x0b\x32\x1e.arena.rpc.v1.Node.LabelsEntry\x12\x1e\n\x11\x64isconnected_at_s\x18\x12 \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x14launch_failure_count\x18\x13 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_drain_byB\r\n\x0b_drain_at_sB\x0c\n\n_drain_whyB\x14\n\x12_disconnected_at_s\"]\n\x10ListNodesRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"d\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.arena.rpc.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0btotal_count\x18\x03 \x01(\x04\"h\n\x10\x44rainNodeRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\"5\n\x11\x44rainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.arena.rpc.v1.Node\"]\n\x12UndrainNodeRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"7\n\x13UndrainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.arena.rpc.v1.Node\"M\n\x14ListDecisionsRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x11\n\tcount_max\x18\x02 \x01(\r\"\x94\x01\n\nDecidedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05group\x18\x02 \x01(\x0b\x32\x16.arena.rpc.v1.GpuGroup\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.arena.rpc.v1.ParallelPlan\x12%\n\x07reasons\x18\x04 \x03(\x0b\x32\x14.arena.rpc.v1.Reason\"\xbf\x01\n\x08\x44\x65\x63ision\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x34\n\x07numbers\x18\x02 \x03(\x0b\x32#.arena.rpc.v1.Decision.NumbersEntry\x12&\n\x04jobs\x18\x03 \x03(\x0b\x32\x18.arena.rpc.v1.DecidedJob\x12\x17\n\x0funchanged_count\x18\x04 \x01(\r\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"B\n\x15ListDecisionsResponse\x12)\n\tdecisions\x18\x01 \x03(\x0b\x32\x16.arena.rpc.v1.Decision2\xa6\x03\n\x0c\x41\x64minService\x12L\n\tGetStatus\x12\x1e.arena.rpc.v1.GetStatusRequest\x1a\x1f.arena.rpc.v1.GetStatusResponse\x12L\n\tListNodes\x12\x1e.arena.rpc.v1.ListNodesRequest\x1a\x1f.arena.rpc.v1.ListNodesResponse\x12L\n\tDrainNode\x12\x1e.arena.rpc.v1.DrainNodeRequest\x1a\x1f.arena.rpc.v1.DrainNodeResponse\x12R\n\x0bUndrainNode\x12 .arena.rpc.v1.UndrainNodeRequest\x1a!.arena.rpc.v1.UndrainNodeResponse\x12X\n\rListDecisions\x12\".arena.rpc.v1.ListDecisionsRequest\x1a#.arena.rpc.v1.ListDecisionsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n arena/rpc/v1/admin_service.proto\x12\x0c\x61rena.rpc.v1\x1a\x19\x61rena/rpc/v1/common.proto\"M\n\x10GetStatusRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x15\n\rjob_count_max\x18\x02 \x01(\r\"w\n\tGpuCounts\x12\x10\n\x08gpu_type\x18\x01 \x01(\t\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0c\n\x04used\x18\x04 \x01(\r\x12\x10\n\x08\x64raining\x18\x05 \x01(\r\x12\r\n\x05\x64irty\x18\x06 \x01(\r\x12\x0c\n\x04\x64own\x18\x07 \x01(\r\"\xd8\x01\n\x0bTenantShare\x12\x0f\n\x07project\x18\x01 \x01(\t\x12=\n\nguaranteed\x18\x02 \x03(\x0b\x32).arena.rpc.v1.TenantShare.GuaranteedEntry\x12\x0c\n\x04used\x18\x03 \x01(\r\x12\x0c\n\x04lent\x18\x04 \x01(\r\x12\x14\n\x0crunning_jobs\x18\x05 \x01(\r\x12\x14\n\x0cwaiting_jobs\x18\x06 \x01(\r\x1a\x31\n\x0fGuaranteedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"@\n\x08JobCount\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.arena.rpc.v1.JobState\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"B\n\tNodeCount\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.arena.rpc.v1.NodeState\x12\r\n\x05\x63ount\x18\x02 \x01(\x04\"\xf6\x03\n\x11GetStatusResponse\x12\x19\n\x11scheduler_version\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\r\n\x05now_s\x18\x03 \x01(\x01\x12\x14\n\x0cstarted_at_s\x18\x04 \x01(\x01\x12\x1c\n\x0fread_only_cause\x18\x05 \x01(\tH\x00\x88\x01\x01\x12%\n\x04gpus\x18\x06 \x03(\x0b\x32\x17.arena.rpc.v1.GpuCounts\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.arena.rpc.v1.JobCount\x12&\n\x05nodes\x18\x08 \x03(\x0b\x32\x17.arena.rpc.v1.NodeCount\x12&\n\x0b\x61\x63tive_jobs\x18\t \x03(\x0b\x32\x11.arena.rpc.v1.Job\x12\'\n\x0cwaiting_jobs\x18\n \x03(\x0b\x32\x11.arena.rpc.v1.Job\x12\x16\n\x0e\x64\x65\x63ision_index\x18\x0b \x01(\x04\x12\x19\n\x0c\x64\x65\x63ided_at_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x0f\x64\x65\x63ision_time_s\x18\r \x01(\x01\x12\x10\n\x08warnings\x18\x0e \x03(\t\x12*\n\x07tenants\x18\x0f \x03(\x0b\x32\x19.arena.rpc.v1.TenantShareB\x12\n\x10_read_only_causeB\x0f\n\r_decided_at_s\"\xcc\x04\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.arena.rpc.v1.NodeState\x12\x13\n\x0bstate_cause\x18\x03 \x01(\t\x12\x10\n\x08gpu_type\x18\x04 \x01(\t\x12\x0c\n\x04zone\x18\x05 \x01(\t\x12\x0e\n\x06region\x18\x06 \x01(\t\x12%\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x0f\n\x07\x61\x64\x64ress\x18\x08 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\t \x01(\x04\x12\x15\n\ragent_version\x18\n \x01(\t\x12\x11\n\tconnected\x18\x0b \x01(\x08\x12\x15\n\x08\x64rain_by\x18\x0c \x01(\tH\x00\x88\x01\x01\x12\x17\n\ndrain_at_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x16\n\tdrain_why\x18\x0e \x01(\tH\x02\x88\x01\x01\x12\x13\n\x0b\x61ttempt_ids\x18\x0f \x03(\t\x12\x14\n\x0c\x63lock_skew_s\x18\x10 \x01(\x01\x12.\n\x06labels\x18\x11 \x03(\x0b\x32\x1e.arena.rpc.v1.Node.LabelsEntry\x12\x1e\n\x11\x64isconnected_at_s\x18\x12 \x01(\x01H\x03\x88\x01\x01\x12\x1c\n\x14launch_failure_count\x18\x13 \x01(\r\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0b\n\t_drain_byB\r\n\x0b_drain_at_sB\x0c\n\n_drain_whyB\x14\n\x12_disconnected_at_s\"]\n\x10ListNodesRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"d\n\x11ListNodesResponse\x12!\n\x05nodes\x18\x01 \x03(\x0b\x32\x12.arena.rpc.v1.Node\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x13\n\x0btotal_count\x18\x03 \x01(\x04\"h\n\x10\x44rainNodeRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\"5\n\x11\x44rainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.arena.rpc.v1.Node\"]\n\x12UndrainNodeRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\"7\n\x13UndrainNodeResponse\x12 \n\x04node\x18\x01 \x01(\x0b\x32\x12.arena.rpc.v1.Node\"M\n\x14ListDecisionsRequest\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x11\n\tcount_max\x18\x02 \x01(\r\"\x94\x01\n\nDecidedJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12%\n\x05group\x18\x02 \x01(\x0b\x32\x16.arena.rpc.v1.GpuGroup\x12(\n\x04plan\x18\x03 \x01(\x0b\x32\x1a.arena.rpc.v1.ParallelPlan\x12%\n\x07reasons\x18\x04 \x03(\x0b\x32\x14.arena.rpc.v1.Reason\"\xbf\x01\n\x08\x44\x65\x63ision\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x34\n\x07numbers\x18\x02 \x03(\x0b\x32#.arena.rpc.v1.Decision.NumbersEntry\x12&\n\x04jobs\x18\x03 \x03(\x0b\x32\x18.arena.rpc.v1.DecidedJob\x12\x17\n\x0funchanged_count\x18\x04 \x01(\r\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"B\n\x15ListDecisionsResponse\x12)\n\tdecisions\x18\x01 \x03(\x0b\x32\x16.arena.rpc.v1.Decision2\xa6\x03\n\x0c\x41\x64minService\x12L\n\tGetStatus\x12\x1e.arena.rpc.v1.GetStatusRequest\x1a\x1f.arena.rpc.v1.GetStatusResponse\x12L\n\tListNodes\x12\x1e.arena.rpc.v1.ListNodesRequest\x1a\x1f.arena.rpc.v1.ListNodesResponse\x12L\n\tDrainNode\x12\x1e.arena.rpc.v1.DrainNodeRequest\x1a\x1f.arena.rpc.v1.DrainNodeResponse\x12R\n\x0bUndrainNode\x12 .arena.rpc.v1.UndrainNodeRequest\x1a!.arena.rpc.v1.UndrainNodeResponse\x12X\n\rListDecisions\x12\".arena.rpc.v1.ListDecisionsRequest\x1a#.arena.rpc.v1.ListDecisionsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'arena.rpc.v1.admin_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TENANTSHARE_GUARANTEEDENTRY']._loaded_options = None
+  _globals['_TENANTSHARE_GUARANTEEDENTRY']._serialized_options = b'8\001'
   _globals['_NODE_LABELSENTRY']._loaded_options = None
   _globals['_NODE_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_DECISION_NUMBERSENTRY']._loaded_options = None
@@ -40,38 +42,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSREQUEST']._serialized_end=154
   _globals['_GPUCOUNTS']._serialized_start=156
   _globals['_GPUCOUNTS']._serialized_end=275
-  _globals['_JOBCOUNT']._serialized_start=277
-  _globals['_JOBCOUNT']._serialized_end=341
-  _globals['_NODECOUNT']._serialized_start=343
-  _globals['_NODECOUNT']._serialized_end=409
-  _globals['_GETSTATUSRESPONSE']._serialized_start=412
-  _globals['_GETSTATUSRESPONSE']._serialized_end=870
-  _globals['_NODE']._serialized_start=873
-  _globals['_NODE']._serialized_end=1461
-  _globals['_NODE_LABELSENTRY']._serialized_start=1352
-  _globals['_NODE_LABELSENTRY']._serialized_end=1397
-  _globals['_LISTNODESREQUEST']._serialized_start=1463
-  _globals['_LISTNODESREQUEST']._serialized_end=1556
-  _globals['_LISTNODESRESPONSE']._serialized_start=1558
-  _globals['_LISTNODESRESPONSE']._serialized_end=1658
-  _globals['_DRAINNODEREQUEST']._serialized_start=1660
-  _globals['_DRAINNODEREQUEST']._serialized_end=1764
-  _globals['_DRAINNODERESPONSE']._serialized_start=1766
-  _globals['_DRAINNODERESPONSE']._serialized_end=1819
-  _globals['_UNDRAINNODEREQUEST']._serialized_start=1821
-  _globals['_UNDRAINNODEREQUEST']._serialized_end=1914
-  _globals['_UNDRAINNODERESPONSE']._serialized_start=1916
-  _globals['_UNDRAINNODERESPONSE']._serialized_end=1971
-  _globals['_LISTDECISIONSREQUEST']._serialized_start=1973
-  _globals['_LISTDECISIONSREQUEST']._serialized_end=2050
-  _globals['_DECIDEDJOB']._serialized_start=2053
-  _globals['_DECIDEDJOB']._serialized_end=2201
-  _globals['_DECISION']._serialized_start=2204
-  _globals['_DECISION']._serialized_end=2395
-  _globals['_DECISION_NUMBERSENTRY']._serialized_start=2349
-  _globals['_DECISION_NUMBERSENTRY']._serialized_end=2395
-  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2397
-  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2463
-  _globals['_ADMINSERVICE']._serialized_start=2466
-  _globals['_ADMINSERVICE']._serialized_end=2888
+  _globals['_TENANTSHARE']._serialized_start=278
+  _globals['_TENANTSHARE']._serialized_end=494
+  _globals['_TENANTSHARE_GUARANTEEDENTRY']._serialized_start=445
+  _globals['_TENANTSHARE_GUARANTEEDENTRY']._serialized_end=494
+  _globals['_JOBCOUNT']._serialized_start=496
+  _globals['_JOBCOUNT']._serialized_end=560
+  _globals['_NODECOUNT']._serialized_start=562
+  _globals['_NODECOUNT']._serialized_end=628
+  _globals['_GETSTATUSRESPONSE']._serialized_start=631
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1133
+  _globals['_NODE']._serialized_start=1136
+  _globals['_NODE']._serialized_end=1724
+  _globals['_NODE_LABELSENTRY']._serialized_start=1615
+  _globals['_NODE_LABELSENTRY']._serialized_end=1660
+  _globals['_LISTNODESREQUEST']._serialized_start=1726
+  _globals['_LISTNODESREQUEST']._serialized_end=1819
+  _globals['_LISTNODESRESPONSE']._serialized_start=1821
+  _globals['_LISTNODESRESPONSE']._serialized_end=1921
+  _globals['_DRAINNODEREQUEST']._serialized_start=1923
+  _globals['_DRAINNODEREQUEST']._serialized_end=2027
+  _globals['_DRAINNODERESPONSE']._serialized_start=2029
+  _globals['_DRAINNODERESPONSE']._serialized_end=2082
+  _globals['_UNDRAINNODEREQUEST']._serialized_start=2084
+  _globals['_UNDRAINNODEREQUEST']._serialized_end=2177
+  _globals['_UNDRAINNODERESPONSE']._serialized_start=2179
+  _globals['_UNDRAINNODERESPONSE']._serialized_end=2234
+  _globals['_LISTDECISIONSREQUEST']._serialized_start=2236
+  _globals['_LISTDECISIONSREQUEST']._serialized_end=2313
+  _globals['_DECIDEDJOB']._serialized_start=2316
+  _globals['_DECIDEDJOB']._serialized_end=2464
+  _globals['_DECISION']._serialized_start=2467
+  _globals['_DECISION']._serialized_end=2658
+  _globals['_DECISION_NUMBERSENTRY']._serialized_start=2612
+  _globals['_DECISION_NUMBERSENTRY']._serialized_end=2658
+  _globals['_LISTDECISIONSRESPONSE']._serialized_start=2660
+  _globals['_LISTDECISIONSRESPONSE']._serialized_end=2726
+  _globals['_ADMINSERVICE']._serialized_start=2729
+  _globals['_ADMINSERVICE']._serialized_end=3151
 # @@protoc_insertion_point(module_scope)

@@ -83,6 +83,67 @@ class GpuCounts(_message.Message):
 Global___GpuCounts: _TypeAlias = GpuCounts  # noqa: Y015
 
 @_typing.final
+class TenantShare(_message.Message):
+    """A project's guaranteed GPUs, and what became of them: used by it, lent to others, or free."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class GuaranteedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PROJECT_FIELD_NUMBER: _builtins.int
+    GUARANTEED_FIELD_NUMBER: _builtins.int
+    USED_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
+    RUNNING_JOBS_FIELD_NUMBER: _builtins.int
+    WAITING_JOBS_FIELD_NUMBER: _builtins.int
+    project: _builtins.str
+    used: _builtins.int
+    """GPUs that its jobs have; more than are guaranteed where it has borrowed."""
+    lent: _builtins.int
+    """Of its guaranteed GPUs, those that other projects use."""
+    running_jobs: _builtins.int
+    waiting_jobs: _builtins.int
+    @_builtins.property
+    def guaranteed(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """GPUs by type; of all types together under "any"."""
+
+    def __init__(
+        self,
+        *,
+        project: _builtins.str = ...,
+        guaranteed: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        used: _builtins.int = ...,
+        lent: _builtins.int = ...,
+        running_jobs: _builtins.int = ...,
+        waiting_jobs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guaranteed", b"guaranteed", "lent", b"lent", "project", b"project", "running_jobs", b"running_jobs", "used", b"used", "waiting_jobs", b"waiting_jobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantShare: _TypeAlias = TenantShare  # noqa: Y015
+
+@_typing.final
 class JobCount(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -144,6 +205,7 @@ class GetStatusResponse(_message.Message):
     DECIDED_AT_S_FIELD_NUMBER: _builtins.int
     DECISION_TIME_S_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
     scheduler_version: _builtins.str
     policy: _builtins.str
     now_s: _builtins.float
@@ -169,6 +231,10 @@ class GetStatusResponse(_message.Message):
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantShare]:
+        """Projects with guaranteed GPUs, then one without a name for all others that have jobs; empty if none is guaranteed any."""
+
     def __init__(
         self,
         *,
@@ -186,10 +252,11 @@ class GetStatusResponse(_message.Message):
         decided_at_s: _builtins.float | None = ...,
         decision_time_s: _builtins.float = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        tenants: _abc.Iterable[Global___TenantShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decided_at_s: _TypeAlias = _typing.Literal["decided_at_s"]  # noqa: Y015
     _WhichOneofArgType__decided_at_s: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s"]  # noqa: Y015
