@@ -30,6 +30,7 @@ class Case:
     """A replay to be made under any policy.
 
     Args:
+        setting: What was done to the draw.
         truth: Grids of the world; those of the scenario are what the policy sees.
         identity: What sets its result apart from others, as JSON.
         load_at_least: Offered load where every job took the least GPU time that its grid knows.
@@ -37,6 +38,7 @@ class Case:
     """
 
     scenario: Scenario
+    setting: Setting
     truth: GridSource
     seed: int
     identity: dict[str, Any]
@@ -117,6 +119,7 @@ def case_of(
     scenario = _disturbed(jobs, grids, shape, setting=setting, seed=seed)
     return Case(
         scenario=scenario,
+        setting=setting,
         truth=grids,
         seed=seed,
         identity=_identity(drawn, grids, shape, setting) | {"jobs": _digest(scenario)},

@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from experiments.policy.statements import DRAWS, Statement
+
 _COLUMNS = (
     ("avg JCT s", "avg_jct_s", 1.0, ",.0f"),
     ("p50", "p50_jct_s", 1.0, ",.0f"),
@@ -40,6 +42,17 @@ def table_of(title: str, rows: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             row["policy"], *cells, f"{row['moves_in_hour_max']:.0f}", f"{row['avg_over_bound']:.2f}", *ratios, typical
         )
+    return table
+
+
+def statements_table(statements: Sequence[Statement]) -> Table:
+    """Return statements with their verdicts, one a line."""
+    table = Table(title="what it is to show", title_justify="left")
+    for name in ("setting", "statement", "verdict", "draws", "numbers"):
+        table.add_column(name, justify="right" if name == "draws" else "left", overflow="fold")
+    for one in statements:
+        draws = f"{one.draws}" if one.draws >= DRAWS else f"{one.draws} of {DRAWS}"
+        table.add_row(one.setting, one.text, one.verdict.value, draws, one.numbers)
     return table
 
 

@@ -52,8 +52,8 @@ def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
     setting = Setting(lengths=args.lengths, length_sigma=args.length_sigma, restart_s=args.restart_s)
     grids = TableGrids(name="rubick placements", iter_time_s=read_times(folder / PLACEMENTS))
     cases = [case_of(read_jobs(folder / WORKLOAD), grids, shape(), setting=setting, seed=0)]
-    title = f"Rubick's workload-base, {args.lengths} lengths, restart {args.restart_s:g} s"
-    found = run_cases(cases, args, console, title=title)
+    title = f"Rubick's workload-base, {args.lengths} lengths"
+    found, _ = run_cases(cases, args, console, title=title)
     for row in found["policies"]:
         means = row["means"]
         hours = {name: means[key] / 3600 for name, key in _HOURS.items()}

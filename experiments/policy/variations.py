@@ -14,8 +14,9 @@ from rich.table import Table
 from arena.cli.replay_results import Study
 from arena.errors import UserError
 from arena.sim.bootstrap import paired_ratio
+from experiments.policy.arrivals import Arrivals
 from experiments.policy.cases import Setting
-from experiments.policy.loads import Bench, add_bench_options, keeping_of, policies_of
+from experiments.policy.loads import DEFAULT, Bench, add_bench_options, keeping_of, policies_of
 from experiments.policy.report import ratio_text
 from experiments.policy.runs import studied
 
@@ -44,6 +45,12 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "neither of the two": {"keeps_type": True, "kind": "moldable"},
     "data-parallel only": {"plans": "data-parallel"},
 }
+
+OPTIONS: dict[str, str] = {
+    "no change cost": "arena:grow=0:shrink=0:swap=0:suspend=0:again=0",
+    "no outlook": "arena:outlook=0",
+}
+"""Parts of the default policy that an option leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +86,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arrivals", choices=tuple(Arrivals), default=Arrivals.ITP)
     add_bench_options(parser)
     parser.add_argument("--load", type=float, default=0.9)
     parser.add_argument("--lengths", choices=("true", "predicted", "none"), default="predicted")
@@ -88,7 +96,7 @@ def _base(args: argparse.Namespace) -> Setting:
     return Setting(load=args.load, counts_least=args.load_at == "least", lengths=args.lengths)
 
 
-def _chosen(known: dict[str, dict[str, Any]], only: str) -> dict[str, dict[str, Any]]:
+def _chosen(known: dict[str, Any], only: str) -> dict[str, Any]:
     names = [name.strip() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -111,13 +119,17 @@ def ablations(args: argparse.Namespace, folder: Path, console: Console) -> dict[
     policies, base = tuple(name for name in args.policy.split(",") if name), _base(args)
     if len(policies) != 1:
         raise UserError("ablations are of one policy", fix="give it with --policy")
+    given = {label: policy for label, _, policy in (text.partition("=") for text in args.variant)}
+    options = {**(OPTIONS if policies[0] == DEFAULT else {}), **given}
+    chosen = [BASE, *_chosen({**ABLATIONS, **options}, args.only)]
     varied = [
-        Variation(label=label, setting=replace(base, **change), policies=policies)
-        for label, change in {BASE: {}, **_chosen(ABLATIONS, args.only)}.items()
+        Variation(
+            label=label,
+            setting=replace(base, **ABLATIONS.get(label, {})),
+            policies=(options[label],) if label in options else policies,
+        )
+        for label in chosen
     ]
-    for text in args.variant:
-        label, _, policy = text.partition("=")
-        varied.append(Variation(label=label, setting=base, policies=(policy,)))
     return _run(varied, args, folder, console)
 
 
@@ -129,7 +141,7 @@ def exact(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
 
 
 def _run(varied: Sequence[Variation], args: argparse.Namespace, folder: Path, console: Console) -> dict[str, Any]:
-    bench = Bench.read(args, folder)
+    bench = Bench.read(Arrivals(args.arrivals), folder, gpus_per_type=args.gpus_per_type)
     rows: list[dict[str, Any]] = []
     base: Study | None = None
     for one in varied:
@@ -162,7 +174,7 @@ def _ratio(found: Study, policy: str, base: Study, own: str, figure: str) -> dic
 
 def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left")
-    heads = ("changed", "policy", "avg JCT s", "p99", "restarts/job", "lost %", "moves in 1 h")
+    heads = ("changed", "policy", "avg JCT s", "p99", "restarts/job", "lost %", "failed jobs", "moves in 1 h")
     compared = [("to_first", rows[0]["policy"])] if len({row["policy"] for row in rows}) > 1 else []
     compared += [("to_base", BASE)] if len({row["label"] for row in rows}) > 1 else []
     ratios = [f"{figure} / {name}" for _, name in compared for figure in ("avg", "p99")]
@@ -177,6 +189,7 @@ def _table(rows: Sequence[dict[str, Any]], title: str) -> Table:
             f"{means['p99_jct_s']:,.0f}",
             f"{means['restarts_per_job']:.2f}",
             f"{means['lost_share'] * 100:.2f}",
+            f"{means['failed_count']:.1f}",
             f"{row['moves_in_hour_max']:.0f}",
             *(ratio_text(row[key][figure]) for key, _ in compared for figure in ("avg_jct_s", "p99_jct_s")),
         )

@@ -41,6 +41,7 @@ def study(args: argparse.Namespace, folder: Path, console: Console) -> dict[str,
             restart_s=args.restart_s,
         )
         cases = [case_of(source.as_it_is(), tables.grids(), shape, setting=setting, seed=0)]
-        title = f"Venus, load {text}, {args.lengths} lengths, restart {args.restart_s:g} s"
-        found.append(run_cases(cases, args, console, title=title))
+        title = f"Venus, load {text}, {args.lengths} lengths"
+        document, _ = run_cases(cases, args, console, title=title)
+        found.append(document)
     return {"gpu_count": shape.gpu_count, "settings": found}
