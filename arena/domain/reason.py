@@ -47,6 +47,10 @@ class ReasonCode(StrEnum):
     DEADLINE_LATE = "deadline_late"
     DEADLINE_PASSED = "deadline_passed"
     DEADLINE_UNKNOWN = "deadline_unknown"
+    RECLAIMED = "reclaimed"
+    KEPT_FOR_SHARE = "kept_for_share"
+    BEYOND_SHARE = "beyond_share"
+    SHARE = "share"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
 
@@ -108,6 +112,18 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DEADLINE_UNKNOWN: (
         "its deadline in {left_s:.0f} s is not promised: its length is not known (declare stop.steps or a time limit)"
     ),
+    ReasonCode.RECLAIMED: (
+        "gives back {count:.0f} borrowed GPUs: project {project} has work for {claimed:.0f} {gpu_type} GPUs of the "
+        "{guaranteed:.0f} it is guaranteed"
+    ),
+    ReasonCode.KEPT_FOR_SHARE: (
+        "{group} would take GPUs that project {project} is guaranteed and has work for ({claimed:.0f} {gpu_type} of "
+        "{guaranteed:.0f})"
+    ),
+    ReasonCode.BEYOND_SHARE: (
+        "it may not be stopped, so it starts on {group} only {within}on GPUs that nobody is guaranteed ({left:.0f} left)"
+    ),
+    ReasonCode.SHARE: "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}",
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
 }

@@ -29,6 +29,7 @@ from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
+from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
 from arena.policies.priced.shares import shared
 from arena.policies.priced.urgency import types_kept_free, weights
 from arena.policies.priced.work_left import work_done
@@ -65,6 +66,7 @@ class PricedPolicy:
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, seats) = self._chosen(snapshot, market, problem)
         choices = _choices(market, answer.chosen, seats)
+        choices = with_share_causes(snapshot, market, problem.columns, answer, choices)
         reasons = _reasons(snapshot, market, problem, (answer, seats), choices)
         return Decision(
             choices=choices,
@@ -81,8 +83,9 @@ class PricedPolicy:
             return ()
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, _) = self._chosen(snapshot, market, problem)
-        told = explained(market, problem.columns, answer, job_id, self.effort)
-        return (*told, *problem.claims.explained(snapshot, market, at))
+        by_share = share_reason(snapshot, market, problem.columns, answer, at)
+        told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, job_id, self.effort))
+        return (*told, *problem.claims.explained(snapshot, market, at), *share_use(snapshot, job_id))
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
@@ -287,7 +290,8 @@ def _reasons(
         elif answer.chosen[at] < 0:
             outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
             told = problem.claims.reasons(snapshot, market, at)
-            reasons[contender.job_id] = (unseated.get(at) or outbid, *told)
+            by_share = share_reason(snapshot, market, problem.columns, answer, at)
+            reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
     return reasons
 
 
