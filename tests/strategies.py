@@ -42,6 +42,7 @@ from arena.domain.records import (
     Target,
     Wish,
 )
+from arena.domain.struck import StruckPlan
 from arena.rpc.views import DecidedJob, DecisionView, GpuCounts, StatusView, TenantShare, job_view
 from tests.spec_strategies import counts, instants, longs, maybe, naturals, positive, shares, small, specs, texts, words
 
@@ -170,6 +171,7 @@ attempts = st.builds(
     outcome=maybe(st.sampled_from(EndKind)),
     error=texts,
 )
+struck_plans = st.builds(StruckPlan, group=groups, plan=maybe(plans()), memory_bytes=longs, error=texts, at_s=instants)
 jobs = st.builds(
     JobRecord,
     job_id=words,
@@ -191,6 +193,7 @@ jobs = st.builds(
     reconfiguration_count=naturals,
     not_before_s=instants,
     first_started_at_s=maybe(instants),
+    struck=st.lists(struck_plans, max_size=2).map(tuple),
     changed_at_s=instants,
     ended_at_s=maybe(instants),
     run_time_s=instants,
