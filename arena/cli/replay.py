@@ -106,6 +106,14 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Failures of nodes, and lent nodes that are taken back, in YAML.",
 )
+@click.option("--tenants", "tenants_file", metavar="FILE", help="GPUs that projects are guaranteed, in YAML.")
+@click.option(
+    "--project",
+    "projects",
+    metavar="NAME=SHARE",
+    multiple=True,
+    help="Deal this share of the jobs, where the trace names no project, to this one; may be repeated.",
+)
 @click.option(
     "--seeds",
     "seed_count",
@@ -158,6 +166,7 @@ def replay(app: App, file: str, **options: Any) -> None:
         grids=options["grids"],
         mapping=options["mapping"],
         disturbances=options["disturbances_file"],
+        tenants=options["tenants_file"],
     )
     inputs = read_inputs(trace, files, settings)
     seeds = _seeds(inputs, options["seed_count"])
@@ -204,10 +213,12 @@ def _directory(options: dict[str, Any]) -> Path | None:
 
 def _settings(options: dict[str, Any], policies: Sequence[str]) -> ReplayOptions:
     from arena.cli.replay_options import ReplayOptions
+    from arena.cli.replay_tenants import project_shares
     from arena.sim.study import is_data_parallel, policy_named
 
     if options["process_count"] == 0:
         raise UserError("--jobs 0 runs nothing", fix="give a number from 1 on, or -1 for one for each core")
+    options["projects"] = project_shares(options["projects"])
     own = {field.name: options[field.name] for field in fields(ReplayOptions) if field.name in options}
     return ReplayOptions(
         drops_unplaceable=options["drop_unplaceable"],
@@ -234,7 +245,7 @@ def _seeds(inputs: Inputs, count: int) -> tuple[int, ...]:
         raise UserError(
             f"--seeds {count} would run the same thing {count} times",
             why="nothing is drawn: the trace has its own jobs, their lengths are told as they are, and no node fails",
-            fix="leave out --seeds, or draw something with --mapping, --lengths predicted or --disturbances",
+            fix="leave out --seeds, or draw something with --mapping, --lengths predicted, --project or --disturbances",
         )
     return tuple(range(count))
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arena.cli.replay_options import ReplayOptions
+from arena.cli.replay_tenants import read_tenants
 from arena.cli.submit import read_text
+from arena.domain.tenants import Guarantees
 from arena.errors import UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
 from arena.planner.source import PlannerGridSource
@@ -32,6 +34,7 @@ class Inputs:
     """Files that were read, and options.
 
     Args:
+        tenants: Guaranteed GPUs by project.
         digests: SHA-256 of each file, by what it is.
     """
 
@@ -40,12 +43,15 @@ class Inputs:
     table: TableGrids | None
     mapping: WorkloadMapping | None
     disturbances: DisturbancePlan | None
+    tenants: Guarantees
     options: ReplayOptions
     digests: Mapping[str, str]
 
     @property
     def draws(self) -> bool:
         """Whether a seed makes a difference."""
+        if self.options.projects and any(not job.project for job in self.trace.jobs):
+            return True
         has_choice = self.mapping is not None and any(len(one.workloads) > 1 for one in self.mapping.classes)
         fails = self.disturbances is not None and bool(self.disturbances.spec.failures)
         return has_choice or fails or (self.options.lengths == "predicted" and self.options.length_sigma > 0)
@@ -63,6 +69,7 @@ class Files:
     grids: str = PLANNER
     mapping: str | None = None
     disturbances: str | None = None
+    tenants: str | None = None
 
 
 def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
@@ -83,12 +90,17 @@ def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
         digests["mapping"] = found.digest
     if files.disturbances is not None:
         disturbances = _disturbances(files.disturbances, cluster, digests)
+    tenants: Guarantees = {}
+    if files.tenants is not None:
+        tenants, text = read_tenants(files.tenants, cluster)
+        digests["tenants"] = _sha256(text)
     inputs = Inputs(
         trace=trace,
         cluster=cluster,
         table=table,
         mapping=found,
         disturbances=disturbances,
+        tenants=tenants,
         options=options,
         digests=digests,
     )

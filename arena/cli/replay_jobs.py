@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from arena.cli.replay_inputs import Inputs
 from arena.cli.replay_options import ReplayOptions
+from arena.cli.replay_tenants import with_projects
 from arena.domain.job import RetrySpec
 from arena.domain.trace import TraceJob
+from arena.engine.config import EngineConfig
 from arena.errors import UserError
 from arena.sim.asks import Asked, Asking, Lengths, Unplaceable, parted
 from arena.sim.costs import checkpoint_bytes
@@ -59,6 +61,7 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
     trace = inputs.trace
     if inputs.mapping is not None:
         trace = with_workloads(trace, inputs.mapping, seed=seed)
+    trace = with_projects(trace, options.projects, seed=seed)
     asked, unplaceable = _asked(trace, inputs, grids)
     if unplaceable:
         trace = _without(trace, unplaceable, inputs)
@@ -78,7 +81,7 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         is_rigid=options.is_rigid,
         until_s=math.inf if options.until_s is None else options.until_s,
         checks_all=options.checks_all,
-        config=STUDY_CONFIG if plan is None else replace(STUDY_CONFIG, node_grace_s=plan.spec.node_grace_s),
+        config=_config(inputs),
     )
     return Prepared(
         scenario=scenario,
@@ -86,6 +89,12 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         unplaceable_count=len(unplaceable),
         changed_count=sum(not one.is_as_traced for one in jobs),
     )
+
+
+def _config(inputs: Inputs) -> EngineConfig:
+    config = replace(STUDY_CONFIG, tenants=inputs.tenants) if inputs.tenants else STUDY_CONFIG
+    plan = inputs.disturbances
+    return config if plan is None else replace(config, node_grace_s=plan.spec.node_grace_s)
 
 
 def _asked(trace: Trace, inputs: Inputs, grids: ReplayGrids) -> tuple[tuple[Asked, ...], tuple[Unplaceable, ...]]:

@@ -35,6 +35,7 @@ class ReplayOptions:
         kind: ``rigid``, ``malleable``, or ``auto``: as the policy was published.
         steps: Share of the steps that the trace states.
         needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
+        projects: Shares of the jobs without a project that are dealt to each.
     """
 
     load: float | None = None
@@ -52,6 +53,7 @@ class ReplayOptions:
     checks_all: bool = False
     drops_unplaceable: bool = False
     needs_data_parallel: bool = False
+    projects: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.storage_gb_per_s is not None and self.restart_per_gpu_s is not None:

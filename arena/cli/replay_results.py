@@ -64,6 +64,14 @@ class Study:
             found[figure] = None if ratio is None else asdict(ratio)
         return found
 
+    def tenants(self, policy: str) -> list[dict[str, Any]]:
+        """Return the figures of projects with guaranteed shares: means over seeds, of the longest times the longest."""
+        by_project: dict[str, list[dict[str, Any]]] = {}
+        for run in self.runs_of(policy):
+            for one in run["tenants"]:
+                by_project.setdefault(one["project"], []).append(one)
+        return [_mean_tenant(found) for found in by_project.values()]
+
     def _figures(self, scope: str) -> list[str]:
         first: Mapping[str, Any] = next((run[scope] for run in self.runs if run[scope]), {})
         return [name for name, value in first.items() if not isinstance(value, dict)]
@@ -77,14 +85,22 @@ class Study:
                 "whole": self.means(policy, "whole") | {"p99_jct_s_by_size": self.p99_by_size(policy, "whole")},
                 "steady": self.means(policy, "steady") | {"p99_jct_s_by_size": self.p99_by_size(policy, "steady")},
                 "ratios_to_first": {scope: self.ratios(policy, scope) for scope in ("whole", "steady")},
+                "tenants": self.tenants(policy),
                 "runs": [_brief(run) for run in self.runs_of(policy)],
             }
             for policy in self.policies
         ]
 
 
+def _mean_tenant(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    longest = max(one["below_share_s_max"] for one in found)
+    names = [name for name, value in found[0].items() if isinstance(value, int | float)]
+    means = {name: math.fsum(one[name] for one in found) / len(found) for name in names}
+    return {**found[0], **means, "below_share_s_max": longest}
+
+
 def _brief(run: Document) -> dict[str, Any]:
-    names = ("seed", "policy_version", "digest", "key", "window", "whole", "steady", "python")
+    names = ("seed", "policy_version", "digest", "key", "window", "whole", "steady", "python", "tenants")
     return {name: run[name] for name in names}
 
 

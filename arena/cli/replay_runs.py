@@ -27,7 +27,7 @@ from arena.sim.figures import Figures
 from arena.sim.ledger import JobOutcome
 from arena.sim.study import FlightRecorder, Runner, RunResult, Scenario, policy_for, policy_named
 
-RESULT_VERSION = 4
+RESULT_VERSION = 5
 """Changed whenever the form of a kept result does."""
 
 CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "arena.sim", "arena_traces")
@@ -260,6 +260,7 @@ def _document(order: Order, result: RunResult, policy: TimedPolicy) -> Document:
             "bars": result.bars,
             "jobs": _columns(result.outcomes) | {"rho": [result.rhos[one.job_id] for one in result.outcomes]},
             "python": sys.version.split()[0],
+            "tenants": result.tenants,
         }
     )
     return document

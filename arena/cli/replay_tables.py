@@ -79,6 +79,8 @@ def tables_of(study: Study) -> list[TextTable]:
     found.append(_sizes_table(study))
     if any(study.mean(policy, "whole", one.figure) for policy in study.policies for one in _LOSSES[:2]):
         found.append(_losses_table(study))
+    if study.runs[0]["tenants"]:
+        found.append(_tenants_table(study))
     if any((study.mean(policy, "whole", "deadline_count") or 0) > 0 for policy in study.policies):
         found.append(_deadline_table(study))
     if len(study.policies) > 1:
@@ -140,6 +142,26 @@ def _losses_table(study: Study) -> TextTable:
         columns=("POLICY", *(one.heading for one in _LOSSES)),
         rows=tuple((escaped(policy), *_cells(study, policy, "whole", _LOSSES)) for policy in study.policies),
         note="nodes lost until the last job had ended; GPU-hours lost for whatever cause",
+    )
+
+
+def _tenants_table(study: Study) -> TextTable:
+    rows = [
+        (
+            escaped(policy),
+            escaped(one["project"]) or "(others)",
+            ", ".join(f"{count} {escaped(gpu_type)}" for gpu_type, count in one["guaranteed"].items()) or NOTHING,
+            *(f"{one[name]:,.1f}" for name in ("gpu_hours", "borrowed_gpu_hours")),
+            *(f"{one[name]:,.0f}" for name in ("below_share_s", "below_share_s_max", "avg_jct_s")),
+        )
+        for policy in study.policies
+        for one in study.tenants(policy)
+    ]
+    return TextTable(
+        title="GUARANTEED SHARES",
+        columns=("POLICY", "PROJECT", "SHARE", "GPU_HOURS", "BORROWED", "BELOW_S", "LONGEST", "AVG_JCT"),
+        rows=tuple(rows),
+        note="BELOW_S: seconds with less than the share and work for it; LONGEST: the longest of them at a stretch",
     )
 
 

@@ -121,9 +121,12 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "{guaranteed:.0f})"
     ),
     ReasonCode.BEYOND_SHARE: (
-        "it may not be stopped, so it starts on {group} only {within}on GPUs that nobody is guaranteed ({left:.0f} left)"
+        "it may not be stopped, so it starts on {group} only {within}on GPUs that nobody is guaranteed "
+        "({left:.0f} left)"
     ),
-    ReasonCode.SHARE: "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}",
+    ReasonCode.SHARE: (
+        "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}"
+    ),
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
 }

@@ -114,6 +114,7 @@ class Asking:
         if own is not None and own.train is not None and job.step_count is not None:
             return own.model_copy(update={"stop": StopSpec()}), job.step_count
         fields: dict[str, Any] = {"name": _name(job), "deadline_s": job.deadline_s}
+        fields |= {"project": job.project} if job.project else {}
         if job.workload is not None and job.step_count is not None:
             return JobSpec(workload=job.workload, kind=JobKind.MALLEABLE, **fields), job.step_count
         if job.duration_s is None:

@@ -41,6 +41,7 @@ from arena.sim.figures import (
 from arena.sim.ledger import JobOutcome, Ledger
 from arena.sim.replay import REPLAY_CONFIG, Replay
 from arena.sim.run import HORIZON_S
+from arena.sim.tenants import TenantFigures, TenantLedger
 from arena.sim.timeline import Bar, Timeline, all_devices, drawn_devices, rows_of
 
 STUDY_CONFIG = replace(REPLAY_CONFIG, decide_after_s=0.0)
@@ -113,6 +114,7 @@ class RunResult:
         window: The steady window, None where it has no length.
         rows: GPUs of the chart, in order.
         bars: Their bars, up to a bound.
+        tenants: What became of guaranteed shares, where there are any.
     """
 
     policy: str
@@ -128,6 +130,7 @@ class RunResult:
     series: Series
     rows: tuple[str, ...]
     bars: tuple[Bar, ...]
+    tenants: tuple[TenantFigures, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,7 +191,9 @@ class Runner:
         paces = {one.job.job_id: one.step_s for one in scenario.jobs}
         timeline = Timeline(step_s_by_job=paces, rows=rows_of(devices))
         losses = Losses()
+        tenants = TenantLedger(tenants=scenario.config.tenants) if scenario.config.tenants else None
         own = [self.recorder.watch, watchdog.watch, timeline.watch, losses.watch]
+        own += [] if tenants is None else [tenants.watch]
         watchers = [*own, *([self.watch] if self.watch else [])]
 
         def watching(step: Step) -> None:
@@ -209,7 +214,8 @@ class Runner:
         ledger = replay.run(jobs, until_s=min(scenario.until_s, FOREVER_S), watch=watching)
         if math.isinf(scenario.until_s):
             watchdog.finish()
-        return _result(scenario, policy, ledger, timeline, label=label, is_rigid=is_rigid, losses=losses)
+        result = _result(scenario, policy, ledger, timeline, label=label, is_rigid=is_rigid, losses=losses)
+        return result if tenants is None else replace(result, tenants=tenants.figures())
 
 
 def _result(

@@ -29,6 +29,7 @@ def _job(cells: Cells) -> Parsed:
         workload=_workload(cells),
         gpu_type=cells.text("gpu_type"),
         deadline_s=_deadline_s(cells, submitted_at_s),
+        project=cells.text("project") or "",
     )
     return Parsed(job=job, repairs=repairs)
 
@@ -73,4 +74,5 @@ ARENA_CSV = TableFormat(
         *("deadline", "batch_size", "num_gpu", "gpu_type"),
     ),
     job=_job,
+    optional=("project",),
 )

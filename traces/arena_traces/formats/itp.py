@@ -30,6 +30,7 @@ def _job(cells: Cells) -> Parsed:
         submitted_at_s=submitted_at_s,
         gpu_count=gpu_count,
         duration_s=duration_s,
+        project=cells.text("project") or "",
     )
     return Parsed(job=job, repairs=repairs)
 
@@ -39,4 +40,5 @@ MICROSOFT_ITP = TableFormat(
     title="Microsoft ITP clusters, 2021",
     columns=("job_id", "submission_time", "duration", "num_gpu"),
     job=_job,
+    optional=("project",),
 )

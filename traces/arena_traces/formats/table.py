@@ -46,6 +46,7 @@ class TableFormat:
 
     Args:
         columns: That it must have; others are ignored, and named.
+        optional: That it may have beside them.
         job: Makes a row's job; raises FlawError.
     """
 
@@ -53,6 +54,7 @@ class TableFormat:
     title: str
     columns: tuple[str, ...]
     job: Callable[[Cells], Parsed]
+    optional: tuple[str, ...] = ()
 
     def matches(self, first: str) -> bool:
         """Whether all columns are there."""
@@ -72,7 +74,8 @@ class TableFormat:
         except csv.Error as error:
             raise lines.error(Defect.BAD_QUOTES, "the line of columns cannot be read", why=str(error)) from error
         self._check(head, lines)
-        ignored = tuple(column for column in head.columns if column.casefold() not in self.columns)
+        known = (*self.columns, *self.optional)
+        ignored = tuple(column for column in head.columns if column.casefold() not in known)
         return Reading(rows=self._rows(head, rest, lines), ignored_columns=ignored)
 
     def _check(self, head: Head, lines: Lines) -> None:
@@ -81,12 +84,13 @@ class TableFormat:
             why = f"it needs {', '.join(self.columns)}; found {head.listed()}"
             what = f"a trace of format {self.name} has no column {', '.join(missing)} here"
             raise lines.error(Defect.BAD_COLUMNS, what, why=why, fix=close_columns(missing, head.names))
-        twice = [column for column in self.columns if head.names.count(column) > 1]
+        twice = [column for column in (*self.columns, *self.optional) if head.names.count(column) > 1]
         if twice:
             raise lines.error(Defect.BAD_COLUMNS, f"column {', '.join(twice)} is there twice", fix="remove one")
 
     def _rows(self, head: Head, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
-        index_by_column = {name: index for index, name in enumerate(head.names) if name in self.columns}
+        known = (*self.columns, *self.optional)
+        index_by_column = {name: index for index, name in enumerate(head.names) if name in known}
         line = None
         for line in rest:
             try:
