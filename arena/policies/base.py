@@ -116,7 +116,6 @@ class Explaining(Protocol):
         ...
 
 
-class Policy(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """Whether a job's deadline can be promised.
@@ -140,6 +139,7 @@ class Admitting(Protocol):
         ...
 
 
+class Policy(Protocol):
     """A pure function of a snapshot."""
 
     @property
