@@ -107,14 +107,14 @@ def _unknown_types(spec: TenantsSpec, tree: Tree, known: Collection[str]) -> Ite
 def _problems(tree: Tree, error: ValidationError) -> Iterator[Problem]:
     for item in error.errors(include_url=False):
         path = _own_path(item["loc"])
-        if len(path) == 3 and isinstance(item["input"], dict):
+        if len(path) == 3 < len(item["loc"]) and isinstance(item["input"], dict):
             continue  # the other form was meant, and has its own mistakes
         if item["loc"] and item["loc"][-1] == _KEY_MARK:
             yield _told(tree, path, "is no name of a project", is_key=True)
         elif item["type"] == "extra_forbidden":
             allowed = "projects" if len(path) == 1 else "gpus"
             yield _told(tree, path, f"unknown field; allowed: {allowed}", is_key=True)
-        elif len(path) > 2:
+        elif len(item["loc"]) > 3:
             yield _told(tree, path, _count_text(item))
         else:
             yield _told(tree, path, f"{described(item)}; {_EXAMPLE}")
