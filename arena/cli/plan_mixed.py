@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import gcd
 
 from arena.cli.plan_grid import Goal, Work, usable_bytes
 from arena.domain.capability import refusals
@@ -17,6 +16,7 @@ from arena.domain.job import JobSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan
 from arena.errors import InfeasibleError
 from arena.planner.clusterfile import Cluster
+from arena.planner.heterogeneous.asked import limits_of, may_mix, offers_of, space_of
 from arena.planner.heterogeneous.judge import Judge, check_mixed
 from arena.planner.heterogeneous.offer import (
     Constraints,
@@ -25,7 +25,6 @@ from arena.planner.heterogeneous.offer import (
     Offer,
     Offered,
     PartKey,
-    Space,
 )
 from arena.planner.heterogeneous.placed import PlacedKind
 from arena.planner.heterogeneous.search import search
@@ -86,23 +85,20 @@ class MixedPlan:
 def best_mixed(
     spec: JobSpec, train: TrainSpec, cluster: Cluster, goal: Goal, *, constraints: Constraints, beyond_worker: bool
 ) -> MixedPlan | None:
-    """Return the best plan over GPUs of several types or zones, None where there is none that keeps the constraints.
+    """Return the best plan over GPUs of several types or zones.
+
+    None where there is none that keeps the constraints, or one type in one zone does better by itself.
 
     Raises:
         SpecError: Zones between which a plan could be spread are not linked.
     """
-    if not _may_mix(spec):
+    if not may_mix(spec):
         return None
     objective = Objective.COST if goal is Goal.COST else Objective.THROUGHPUT
-    limits = spec.parallel
-    space = Space(
-        pp_max=min(limits.pp_max or Space().pp_max, Space().pp_max),
-        tp_max=min(limits.tp_max or Space().tp_max, Space().tp_max),
-        micro_batch_max=min(limits.micro_batch_max or Space().micro_batch_max, Space().micro_batch_max),
-        allow_unsupported=beyond_worker,
-    )
+    space = space_of(spec.parallel, beyond_worker=beyond_worker)
+    constraints = limits_of(spec.gpus, constraints)
     best: tuple[HeterogeneousResult, Offer] | None = None
-    for offer in offers_of(cluster, spec):
+    for offer in offers_of(cluster.shape, cluster.gpu_types, spec.gpus, cluster.links):
         if len(offer) > 1:
             try:
                 found = search(train, offer, cluster.links, objective=objective, constraints=constraints, space=space)
@@ -113,45 +109,8 @@ def best_mixed(
     if best is None or best[0].plan is None:
         return None
     result, offer = best
-    return _priced(best[0].plan, train, cluster, offer, result=result)
-
-
-def _may_mix(spec: JobSpec) -> bool:
-    """Return whether nothing in the job speaks against any mixed plan; those are neither small nor sharded."""
-    limits, gpus = spec.parallel, spec.gpus
-    is_free = gpus.count is None and gpus.max is None and gpus.nodes_max is None and limits.dp_max is None
-    return (
-        is_free
-        and limits.plan is None
-        and (not limits.zero or 0 in limits.zero)
-        and (not limits.schedules or "1f1b" in limits.schedules)
-    )
-
-
-def offers_of(cluster: Cluster, spec: JobSpec) -> Iterator[Offer]:
-    """Yield what a plan can be spread over: the GPUs of each zone, or of all zones that links join."""
-    parts: dict[PartKey, list[tuple[int, int]]] = {}
-    for pool in cluster.shape.pools:
-        if not spec.gpus.types or pool.gpu_type in spec.gpus.types:
-            parts.setdefault((pool.gpu_type, pool.zone), []).append((pool.gpus_per_node, pool.node_count))
-    offer = {
-        key: Offered(
-            gpu_type=cluster.gpu_types[key[0]],
-            gpu_count=sum(size * count for size, count in pools),
-            gpus_per_node=gcd(*(size for size, _ in pools)),
-        )
-        for key, pools in sorted(parts.items())
-    }
-    for zones in _joined(sorted({zone for _, zone in offer}), cluster, same_zone=spec.gpus.same_zone):
-        yield {key: part for key, part in offer.items() if key[1] in zones}
-
-
-def _joined(zones: list[str], cluster: Cluster, *, same_zone: bool) -> list[set[str]]:
-    groups: list[set[str]] = [{zone} for zone in zones]
-    for pair in [] if same_zone else sorted(cluster.links.tiers):
-        mine = [group for group in groups if group & set(pair)]
-        groups = [group for group in groups if group not in mine] + [set().union(*mine)]
-    return groups
+    mixed = _priced(best[0].plan, train, cluster, offer, result=result)
+    return mixed if len(mixed.gpus) > 1 else None
 
 
 def explain_mixed(
@@ -163,8 +122,9 @@ def explain_mixed(
         SpecError: It names GPUs that the cluster has not or zones that nothing links, or shards state.
     """
     check_mixed(plan)
-    spec = spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"same_zone": False})})
-    offer = {key: part for one in offers_of(cluster, spec) for key, part in one.items()}
+    gpus = spec.gpus.model_copy(update={"same_zone": False})
+    offers = offers_of(cluster.shape, cluster.gpu_types, gpus, cluster.links)
+    offer = {key: part for one in offers for key, part in one.items()}
     told = tuple(refusals(train, plan, beyond_worker=beyond_worker))
     return _priced(plan, train, cluster, offer, told=told)
 

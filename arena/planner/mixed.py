@@ -22,9 +22,9 @@ from arena.domain.job import GpuLimits, JobSpec
 from arena.domain.parallel import ParallelPlan
 from arena.errors import InfeasibleError
 from arena.planner.hardware import catalog
-from arena.planner.heterogeneous.asked import may_mix, offers_of, space_of
+from arena.planner.heterogeneous.asked import limits_of, may_mix, offers_of, space_of
 from arena.planner.heterogeneous.groups import anywhere, group_of, is_held, plan_anywhere
-from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult, Offer, PartKey, Space, ZoneLinks
+from arena.planner.heterogeneous.offer import HeterogeneousResult, Offer, PartKey, Space, ZoneLinks
 from arena.planner.heterogeneous.search import best_column
 
 MIXED_VERSION = "mixed-1"
@@ -92,6 +92,8 @@ class MixedCells:
         """Yield the answer to each question, None where it is no plan over several types."""
         space = space_of(spec.parallel, beyond_worker=self.beyond_worker, proves=False)
         for part, prices in questions(offer, worth_by_type(grid)):
+            if sum(one.gpu_count for one in part.values()) < spec.gpus.count_min:
+                continue
             found = _answer(spec, part, prices, space)
             if found is None or found.plan is None or found.estimate is None:
                 yield None
@@ -147,7 +149,12 @@ def _answer(spec: JobSpec, offer: Offer, prices: Mapping[PartKey, float], space:
     assert spec.train is not None
     try:
         return best_column(
-            spec.train, offer, prices, lambda iter_time_s: 1.0 / iter_time_s, constraints=Constraints(), space=space
+            spec.train,
+            offer,
+            prices,
+            lambda iter_time_s: 1.0 / iter_time_s,
+            constraints=limits_of(spec.gpus),
+            space=space,
         )
     except InfeasibleError:
         return None

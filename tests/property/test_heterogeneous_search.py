@@ -10,7 +10,7 @@ from arena.domain.job import ModelFamily, ModelSpec, TrainSpec
 from arena.domain.parallel import ParallelPlan, Replica, Stage
 from arena.planner.hardware import catalog
 from arena.planner.heterogeneous.judge import Judge
-from arena.planner.heterogeneous.offer import Objective, Offer, Offered, Space
+from arena.planner.heterogeneous.offer import Constraints, Objective, Offer, Offered, Space
 from arena.planner.heterogeneous.search import best_column, search
 
 TYPES = catalog()
@@ -133,3 +133,41 @@ def test_no_enumerated_column_is_worth_much_more(train: TrainSpec, offer: Offer,
     if scores:
         assert found.score <= min(scores) + 0.01 * abs(min(scores))
         assert found.bound <= min(scores) + 1e-9 * abs(min(scores))
+
+
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(train=trains(), offer=offers(), limits=st.data())
+def test_no_enumerated_plan_within_limits_on_gpus_and_nodes_is_much_better(
+    train: TrainSpec, offer: Offer, limits: st.DataObject
+) -> None:
+    """A least number of GPUs can force a job onto some that slow it down; there the search comes within a tenth."""
+    total = sum(part.gpu_count for part in offer.values())
+    least = limits.draw(st.integers(1, total), "least")
+    most = limits.draw(st.integers(least, total), "most")
+    nodes = limits.draw(st.none() | st.integers(1, 2), "nodes")
+    constraints = Constraints(gpu_count_min=least, gpu_count_max=most, node_count_max=nodes)
+    judge = Judge(train=train, offer=offer)
+    judged = [(judge.judge(plan), plan) for plan in all_plans(train, offer)]
+    fitting = [
+        (one.estimate, plan)
+        for one, plan in judged
+        if one.refusal is None and least <= plan.gpu_count <= most and len(one.gpu_counts) <= (nodes or 2)
+    ]
+    fast = search(train, offer, space=SPACE, constraints=constraints)
+    cheap = search(train, offer, space=SPACE, constraints=constraints, objective=Objective.COST)
+    if not fitting:
+        assert fast.plan is None
+        assert cheap.plan is None
+        return
+
+    assert fast.plan is not None
+    assert least <= fast.plan.gpu_count <= most
+    fastest = min(fitting, key=lambda one: one[0].iter_time_s)
+    cheapest = min(fitting, key=lambda one: one[0].usd_per_step)
+    near = 1.01 if least == 1 else 1.1
+    assert fast.score <= fastest[0].iter_time_s * near, str(fastest[1])
+    assert fast.bound <= fastest[0].iter_time_s * (1 + 1e-9), str(fastest[1])
+    assert cheap.plan is not None
+    assert least <= cheap.plan.gpu_count <= most
+    assert cheap.score <= cheapest[0].usd_per_step * near, str(cheapest[1])
+    assert cheap.bound <= cheapest[0].usd_per_step * (1 + 1e-9), str(cheapest[1])

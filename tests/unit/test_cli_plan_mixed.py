@@ -88,8 +88,31 @@ def test_zones_are_crossed_only_where_the_job_allows_it_and_a_link_is_known(aren
     assert across["units_per_s"] > apart["units_per_s"]
 
 
-@pytest.mark.parametrize("limit", ["gpus={max: 8}", "gpus={count: 8}", "gpus.nodes_max=2", "parallel.plan=dp4"])
+@pytest.mark.parametrize("limit", ["parallel.plan=dp4", "parallel.dp_max=4", "parallel.zero=[1]"])
 def test_a_job_with_limits_that_mixed_plans_know_nothing_of_has_none(arena: Arena, limit: str) -> None:
+    assert arena("--set", limit, "--json").document["mixed"] is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "least", "most"),
+    [
+        ("gpus={max: 8}", 1, 8),
+        ("gpus={count: 6}", 6, 6),
+        ("gpus={count: 7}", 7, 7),
+        ("gpus={min: 7}", 7, 8),
+        ("gpus={nodes_max: 2}", 1, 8),
+    ],
+)
+def test_a_mixed_plan_keeps_to_the_gpus_and_nodes_that_a_job_asks_for(
+    arena: Arena, limit: str, least: int, most: int
+) -> None:
+    gpus = arena("--set", limit, "--json").document["mixed"]["gpus"]
+    assert least <= sum(one["gpu_count"] for one in gpus) <= most
+    assert len(gpus) == 2
+
+
+@pytest.mark.parametrize("limit", ["gpus={nodes_max: 1}", "gpus={max: 4}"])
+def test_what_one_type_does_best_is_no_mixed_plan(arena: Arena, limit: str) -> None:
     assert arena("--set", limit, "--json").document["mixed"] is None
 
 

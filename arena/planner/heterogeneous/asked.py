@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import gcd
 
 from arena.domain.cluster import ClusterShape, GpuType
 from arena.domain.job import GpuLimits, JobSpec, ParallelLimits
-from arena.planner.heterogeneous.offer import Offer, Offered, PartKey, Space, ZoneLinks
+from arena.planner.heterogeneous.offer import Constraints, Offer, Offered, PartKey, Space, ZoneLinks
 
 
 def may_mix(spec: JobSpec) -> bool:
@@ -19,6 +20,16 @@ def may_mix(spec: JobSpec) -> bool:
         and limits.dp_max is None
         and (not limits.zero or 0 in limits.zero)
         and (not limits.schedules or "1f1b" in limits.schedules)
+    )
+
+
+def limits_of(gpus: GpuLimits, limits: Constraints | None = None) -> Constraints:
+    """Return constraints with what a job says of its GPUs and nodes."""
+    return replace(
+        limits or Constraints(),
+        gpu_count_min=gpus.count_min if gpus.count_min > 1 else None,
+        gpu_count_max=gpus.count_max,
+        node_count_max=gpus.nodes_max,
     )
 
 

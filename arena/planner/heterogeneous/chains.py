@@ -115,6 +115,35 @@ class Chains:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """GPUs that a plan may take.
+
+    Args:
+        stock: Of each part, ``[g]``.
+        least, most: Of all parts together.
+    """
+
+    stock: Ints
+    least: int = 0
+    most: int | None = None
+
+    @property
+    def limits(self) -> Ints:
+        """GPUs of each part, then of all together where that is limited."""
+        return self.stock if self.most is None else np.append(self.stock, self.most)
+
+    def least_cost(self, price: Floats) -> float:
+        """Return what the least number of GPUs costs at prices of a GPU of each part."""
+        order = np.argsort(price, kind="stable")
+        before = np.cumsum(self.stock[order]) - self.stock[order]
+        return float(price[order] @ np.clip(self.least - before, 0, self.stock[order]))
+
+    def taken(self, gpus: Floats) -> Floats:
+        """Return what chains take of the limits, ``[c, limits]``."""
+        return gpus if self.most is None else np.concatenate((gpus, gpus.sum(axis=1, keepdims=True)), axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """A plan before it is worth being one: how many of each chain, with how many micro-batches each.
 
@@ -214,17 +243,17 @@ def _assignments(pp: int, part_count: int) -> Ints:
     return np.array(sorted(rows), dtype=np.int64)
 
 
-def fill(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
+def fill(chains: Chains, room: Room, time_s: float, price: Floats) -> Mix | None:
     """Return a whole number of chains that do the step until a time, None where rounding or GPUs do not allow it.
 
     Args:
         price: Of GPUs, all together at 1: whatever is dearer than its share of the work needs no linear program.
     """
     for counts in possible(chains, time_s, price):
-        master = most_work(counts, chains.gpus, stock)
+        master = most_work(counts, room.taken(chains.gpus), room.limits)
         if master.value >= chains.table.need * (1 - _EPSILON):
             replicas = np.floor(master.chosen + 1e-6).astype(np.int64)
-            found = _completed(chains, counts, replicas, stock, worth=counts.astype(np.float64), time_s=time_s)
+            found = _completed(chains, counts, replicas, room, worth=counts.astype(np.float64), time_s=time_s)
             if found is not None:
                 return found
     return None
@@ -240,31 +269,31 @@ def possible(chains: Chains, time_s: float, price: Floats) -> Ints:
     return kept
 
 
-def fill_cheaply(chains: Chains, stock: Ints, time_s: float, price: Floats) -> Mix | None:
+def fill_cheaply(chains: Chains, room: Room, time_s: float, price: Floats) -> Mix | None:
     """Return chains that do the step until a time, the cheapest for what they do first."""
     cost = np.maximum(chains.gpus @ (price + 1e-15), 1e-300)
     best: Mix | None = None
     for counts in chains.counts_waiting(time_s, chains.waits()):
         replicas = np.zeros(len(counts), dtype=np.int64)
-        mix = _completed(chains, counts, replicas, stock, worth=counts / cost, time_s=time_s)
+        mix = _completed(chains, counts, replicas, room, worth=counts / cost, time_s=time_s)
         if mix is not None and (best is None or mix.gpu_counts @ price < best.gpu_counts @ price):
             best = mix
     return best
 
 
-def fill_equally(chains: Chains, stock: Ints, time_s: float) -> Mix | None:
+def fill_equally(chains: Chains, room: Room, time_s: float) -> Mix | None:
     """Return chains with the same number of micro-batches each; fewer chains first."""
     need = chains.table.need
     for counts in chains.counts_waiting(time_s, chains.waits()):
         for count in sorted({int(count) for count in np.unique(counts) if count > 0}, reverse=True):
             replicas_min = -(-need // count)
             even = (counts >= count).astype(np.int64)
-            master = most_work(even, chains.gpus, stock)
+            master = most_work(even, room.taken(chains.gpus), room.limits)
             if master.value < replicas_min * (1 - _EPSILON):
                 continue
             start = np.floor(master.chosen + 1e-6).astype(np.int64)
             worth = even.astype(np.float64)
-            found = _completed(chains, even, start, stock, worth=worth, time_s=time_s, need=replicas_min)
+            found = _completed(chains, even, start, room, worth=worth, time_s=time_s, need=replicas_min)
             if found is not None:
                 return replace(found, counts=np.full(len(found.counts), count, dtype=np.int64), time_s=time_s)
     return None
@@ -274,16 +303,16 @@ def _completed(
     chains: Chains,
     counts: Ints,
     replicas: Ints,
-    stock: Ints,
+    room: Room,
     *,
     worth: Floats,
     time_s: float,
     need: int | None = None,
 ) -> Mix | None:
-    """Fill up with what fits, most worth first, and take off what is too much."""
+    """Fill up with what fits, most worth first, and take off what is too much; then add what the least asks for."""
     wanted = chains.table.need if need is None else need
-    gpus = chains.gpus.astype(np.int64)
-    free = stock - replicas @ gpus
+    gpus = room.taken(chains.gpus).astype(np.int64)
+    free = room.limits - replicas @ gpus
     missing = wanted - int(replicas @ counts)
     order = np.argsort(-worth, kind="stable")
     order = order[counts[order] > 0]
@@ -292,8 +321,8 @@ def _completed(
         if not fits.any():
             return None
         at = int(order[fits.argmax()])
-        room = int((free[gpus[at] > 0] // gpus[at][gpus[at] > 0]).min())
-        take = min(room, -(-missing // int(counts[at])))
+        most = int((free[gpus[at] > 0] // gpus[at][gpus[at] > 0]).min())
+        take = min(most, -(-missing // int(counts[at])))
         replicas[at] += take
         free = free - take * gpus[at]
         missing -= take * int(counts[at])
@@ -302,6 +331,8 @@ def _completed(
             drop = min(int(replicas[at]), -missing // int(counts[at]))
             replicas[at] -= drop
             missing += drop * int(counts[at])
+    if room.least and not _added(chains, replicas, room, order):
+        return None
     used = np.flatnonzero(replicas)
     busy_s = chains.end_s(chains.after_s) + (counts - 1) * chains.slowest_s
     return Mix(
@@ -314,3 +345,23 @@ def _completed(
         time_s=min(time_s, float(busy_s[used].max())),
         gpu_counts=(replicas @ chains.gpus).astype(np.int64),
     )
+
+
+def _added(chains: Chains, replicas: Ints, room: Room, order: Ints) -> bool:
+    """Add chains, the first in order that fit, up to the least number of GPUs; tell whether that can be.
+
+    Each takes at least one micro-batch, so there are no more chains than these.
+    """
+    gpus = room.taken(chains.gpus).astype(np.int64)
+    size = chains.gpus.sum(axis=1).astype(np.int64)
+    missing = room.least - int(replicas @ size)
+    while missing > 0:
+        fits = (gpus[order] <= room.limits - replicas @ gpus).all(axis=1)
+        if not fits.any() or replicas.sum() >= chains.table.need:
+            return False
+        # What is missing exactly, if anything is: the rest could be too little for any chain.
+        exact = fits & (size[order] == missing)
+        at = int(order[(exact if exact.any() else fits).argmax()])
+        replicas[at] += 1
+        missing -= int(size[at])
+    return True

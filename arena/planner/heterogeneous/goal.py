@@ -44,6 +44,8 @@ class Goal:
         limit = self.constraints.usd_per_step_max
         if iter_time_s > self.constraints.iter_time_s_max or (limit is not None and usd > limit):
             return float("inf")
+        if not self.constraints.allows(int(gpu_counts.sum())):
+            return float("inf")
         if self.value is not None and self.gpu_price is not None:
             return float(self.gpu_price @ gpu_counts) - self.value(iter_time_s)
         return usd if self.is_cost else iter_time_s

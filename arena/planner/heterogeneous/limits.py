@@ -17,16 +17,17 @@ def contradiction(limits: Constraints, within: Within) -> InfeasibleError | None
     """Return why constraints leave no plan and which do, None where the job does not fit without any.
 
     Args:
-        within: Asked for the fastest and the cheapest plan, without constraints and with one of two at a time.
+        within: Asked for the fastest and the cheapest plan, without constraints on time and money and with one of two
+            at a time.
     """
-    fastest, cheapest = within(Constraints(), False).estimate, within(Constraints(), True).estimate
+    fastest, cheapest = within(limits.of_gpus, False).estimate, within(limits.of_gpus, True).estimate
     if fastest is None or cheapest is None:
         return None
     why, fixes = _failed(limits, fastest, cheapest), _fixes(limits, fastest, cheapest)
     if not fixes:
         # Either alone can be kept.
         in_time = within(replace(limits, usd_per_step_max=None), True).estimate
-        in_budget = within(Constraints(usd_per_step_max=limits.usd_per_step_max), False).estimate
+        in_budget = within(replace(limits.of_gpus, usd_per_step_max=limits.usd_per_step_max), False).estimate
         return _error(why, " or ".join(_either(limits, in_time, in_budget)))
     return _error(why, " and ".join(fixes))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from arena.planner.candidates import Floats, Ints
-from arena.planner.heterogeneous.chains import Chains, Mix, fill_cheaply
+from arena.planner.candidates import Floats
+from arena.planner.heterogeneous.chains import Chains, Mix, Room, fill_cheaply
 from arena.planner.heterogeneous.goal import Goal
 
 _TIMES = 96
@@ -35,10 +35,10 @@ class Look:
     times_s: tuple[float, float]
     chains: Chains = field(compare=False)
 
-    def mixes(self, goal: Goal, stock: Ints) -> Iterator[Mix]:
+    def mixes(self, goal: Goal, room: Room) -> Iterator[Mix]:
         """Yield what the chains come to at some times."""
         for time_s in np.geomspace(*self.times_s, _TIMES_TRIED):
-            mix = fill_cheaply(self.chains, stock, float(time_s), goal.price)
+            mix = fill_cheaply(self.chains, room, float(time_s), goal.price)
             if mix is not None:
                 yield mix
 
@@ -49,7 +49,7 @@ def times_between(first_s: float, last_s: float) -> Floats:
     return np.stack((np.concatenate((ends[:1], ends[:-1])), ends), axis=1)
 
 
-def looks_of(chains: Chains, times_s: Floats, goal: Goal, price: Floats, serial: int) -> list[Look]:
+def looks_of(chains: Chains, times_s: Floats, goal: Goal, room: Room, price: Floats, *, serial: int) -> list[Look]:
     """Return the best looks of some chains.
 
     Args:
@@ -63,7 +63,9 @@ def looks_of(chains: Chains, times_s: Floats, goal: Goal, price: Floats, serial:
     gpus = need / np.maximum(most, 1)[:, None] * chains.gpus[best]
     is_possible = (counts >= chains.gpus @ price * need).any(axis=1) & (most > 0)
     # Plans that are not done at one time but at the next can be done any time in between.
-    scores = np.where(is_possible, goal.looks(times_s[:, 0], gpus @ goal.usd_per_s, gpus @ goal.price), np.inf)
+    usd_per_s = np.maximum(gpus @ goal.usd_per_s, room.least_cost(goal.usd_per_s))
+    cost = np.maximum(gpus @ goal.price, room.least_cost(goal.price))
+    scores = np.where(is_possible, goal.looks(times_s[:, 0], usd_per_s, cost), np.inf)
     some = np.argsort(scores, kind="stable")[:_LOOKS_OF_PIPELINE]
     return [
         Look(

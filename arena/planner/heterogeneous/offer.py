@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from arena.domain.cluster import GpuType
@@ -92,17 +92,25 @@ class Constraints:
         steps_per_s_min: Least throughput.
         deadline_s: Time in which ``steps`` have to be done.
         steps: Steps to do before the deadline.
+        gpu_count_min, gpu_count_max: GPUs of a plan, over all parts.
+        node_count_max: Nodes of a plan, over all parts.
     """
 
     usd_per_step_max: float | None = None
     steps_per_s_min: float | None = None
     deadline_s: float | None = None
     steps: int | None = None
+    gpu_count_min: int | None = None
+    gpu_count_max: int | None = None
+    node_count_max: int | None = None
 
     def __post_init__(self) -> None:
         given = (self.usd_per_step_max, self.steps_per_s_min, self.deadline_s, self.steps)
-        if any(value is not None and not value > 0 for value in given):
-            raise SpecError("constraints are positive numbers", why=f"got {given}")
+        counts = (self.gpu_count_min, self.gpu_count_max, self.node_count_max)
+        if any(value is not None and not value > 0 for value in (*given, *counts)):
+            raise SpecError("constraints are positive numbers", why=f"got {(*given, *counts)}")
+        if self.gpu_count_min and self.gpu_count_max and self.gpu_count_min > self.gpu_count_max:
+            raise SpecError(f"no plan has at least {self.gpu_count_min} and at most {self.gpu_count_max} GPUs")
         if (self.deadline_s is None) != (self.steps is None):
             raise SpecError("a deadline needs the number of steps, and the other way round")
 
@@ -112,8 +120,17 @@ class Constraints:
         least = 1.0 / self.steps_per_s_min if self.steps_per_s_min else float("inf")
         return min(least, self.deadline_s / self.steps if self.deadline_s and self.steps else float("inf"))
 
+    @property
+    def of_gpus(self) -> Constraints:
+        """What they say of GPUs and nodes alone: there is no giving way in it."""
+        return replace(self, usd_per_step_max=None, steps_per_s_min=None, deadline_s=None, steps=None)
+
+    def allows(self, gpu_count: int) -> bool:
+        """Whether a plan may have so many GPUs."""
+        return (self.gpu_count_min or 0) <= gpu_count <= (self.gpu_count_max or gpu_count)
+
     def keeps(self, estimate: Estimate) -> bool:
-        """Whether a plan with this estimate keeps to them."""
+        """Whether a plan with this estimate keeps to them, its GPUs aside."""
         budget = self.usd_per_step_max
         return estimate.iter_time_s <= self.iter_time_s_max and (budget is None or estimate.usd_per_step <= budget)
 

@@ -10,12 +10,16 @@ from arena.planner.heterogeneous.chains import Mix
 from arena.planner.heterogeneous.offer import PartKey
 
 
-def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool) -> ParallelPlan:
-    """Return the plan of a mix; counts of micro-batches are left out where an even share gives them."""
+def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool, keeps_all: bool = False) -> ParallelPlan:
+    """Return the plan of a mix; counts of micro-batches are left out where an even share gives them.
+
+    Args:
+        keeps_all: Whether no chain may be left without a micro-batch, and so out.
+    """
     chain = np.repeat(np.arange(len(mix.kinds)), mix.replicas)
     counts = mix.counts[chain]
     if not is_equal:
-        counts = _trimmed(counts, mix.slowest_s[chain], mix.table.need)
+        counts = _trimmed(counts, mix.slowest_s[chain], mix.table.need, least=int(keeps_all))
         chain, counts = chain[counts > 0], counts[counts > 0]
     is_even = is_equal or (counts == counts[0]).all()
     stages: list[Stage] = []
@@ -35,12 +39,12 @@ def plan_of(mix: Mix, keys: list[PartKey], *, is_equal: bool) -> ParallelPlan:
     )
 
 
-def _trimmed(slots: Ints, times: np.ndarray, need: int) -> Ints:
-    """Take off what is more than needed, where it takes longest."""
+def _trimmed(slots: Ints, times: np.ndarray, need: int, *, least: int) -> Ints:
+    """Take off what is more than needed, where it takes longest, down to the least."""
     counts = slots.copy()
     excess = int(counts.sum()) - need
-    while excess > 0:
-        busy = np.where(counts > 0, counts * times, -1.0)
+    while excess > 0 and (counts > least).any():
+        busy = np.where(counts > least, counts * times, -1.0)
         top = np.flatnonzero(busy >= busy.max() * (1.0 - 1e-9))[:excess]
         counts[top] -= 1
         excess -= len(top)

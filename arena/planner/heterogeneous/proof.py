@@ -27,13 +27,15 @@ class Proofs:
 
     Args:
         steps_max: How often prices are changed for one case.
-        caps: What GPUs may cost at most, beside being there: prices of a GPU of each part, and the sum.
+        always: What GPUs may cost at most, beside being there: prices of a GPU of each part, and the sum.
+        caps: The same, for what is being proven.
         prices: What proved something before: of a GPU of each part, then of what each cap allows.
         asked: How often a program or a linear program was asked.
     """
 
     stock: Ints
     steps_max: int
+    always: list[tuple[Floats, float]] = field(default_factory=list)
     caps: list[tuple[Floats, float]] = field(default_factory=list)
     prices: list[Floats] = field(default_factory=list)
     known: dict[tuple[int, tuple[int, ...]], Chains | None] = field(default_factory=dict)
@@ -88,16 +90,20 @@ class Proofs:
     @property
     def _limits(self) -> Floats:
         """GPUs of each part, then caps."""
-        return np.array([*self.stock, *(cap for _, cap in self.caps)], dtype=np.float64)
+        return np.array([*self.stock, *(cap for _, cap in self._all_caps)], dtype=np.float64)
+
+    @property
+    def _all_caps(self) -> list[tuple[Floats, float]]:
+        return [*self.always, *self.caps]
 
     def _taken(self, chains: Chains) -> Floats:
         """Return what chains take of the limits, ``[c, limits]``."""
-        return np.concatenate((chains.gpus, *(chains.gpus @ price[:, None] for price, _ in self.caps)), axis=1)
+        return np.concatenate((chains.gpus, *(chains.gpus @ price[:, None] for price, _ in self._all_caps)), axis=1)
 
     def _of_gpus(self, price: Floats) -> Floats:
         """Return what a GPU of each part costs at prices of the limits."""
         found = price[: len(self.stock)].copy()
-        for (each, _), own in zip(self.caps, price[len(self.stock) :].tolist(), strict=True):
+        for (each, _), own in zip(self._all_caps, price[len(self.stock) :].tolist(), strict=True):
             found += own * each
         return found
 
@@ -118,7 +124,7 @@ class Proofs:
         """Return prices in proportion to what a GPU of each part can do."""
         if id(program) not in self.speeds:
             self.speeds[id(program)] = speeds(program)
-        return np.concatenate((self.speeds[id(program)], np.zeros(len(self.caps))))
+        return np.concatenate((self.speeds[id(program)], np.zeros(len(self._all_caps))))
 
     def _keep(self, price: Floats) -> None:
         self.prices = [price, *self.prices][:_PRICES_KEPT]
@@ -217,3 +223,9 @@ def cut_evenly(layers: int, depths: tuple[int, ...], pp_max: int) -> Iterator[tu
     for pp in depths:
         if pp <= pp_max:
             yield tuple(round(index * layers / pp) for index in range(pp + 1))
+
+
+def cut_in_two(layers: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield ways to cut in two at multiples of a share of the layers."""
+    for at in sorted({round(index * layers / count) for index in range(1, count)} - {0, layers}):
+        yield 0, at, layers

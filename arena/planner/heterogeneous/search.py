@@ -13,7 +13,7 @@ of an offer of more than ``ONE_NODE_OFFERS_MAX`` nodes are looked at for cost an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -42,6 +42,8 @@ from arena.planner.heterogeneous.tables import tables_of
 from arena.planner.heterogeneous.tree import Hunt
 
 ONE_NODE_OFFERS_MAX = 8
+NODE_SPLITS_MAX = 16
+"""Ways to share out a limited number of nodes among types and zones that are looked at, each by itself."""
 
 
 def search(
@@ -69,7 +71,7 @@ def search(
         return _over_offers(train, offer, links or ZoneLinks(), replace(space or Space(), proves=proves), goal_of)
 
     found = within(limits, objective is Objective.COST, (space or Space()).proves)
-    if found.plan is None and limits != Constraints():
+    if found.plan is None and limits != limits.of_gpus:
         refusal = contradiction(limits, lambda some, is_cost: within(some, is_cost, False))
         if refusal is not None:
             raise refusal
@@ -138,7 +140,13 @@ def _over_offers(
     if refusal is not None:
         told = reason(ReasonCode.UNSUPPORTED, detail=refusal)
         return HeterogeneousResult(plan=None, estimate=None, score=np.inf, bound=np.inf, reasons=(told,))
-    best = _searched(train, offer, links, space, goal=goal_of(offer))
+    first, *more = _within_nodes(offer, goal_of(offer).constraints.node_count_max)
+    best = _searched(train, first, links, space, goal=goal_of(first))
+    for part in more[: NODE_SPLITS_MAX - 1]:
+        best = _better(best, _searched(train, part, links, space, goal=goal_of(part), known=best.score))
+    if len(more) >= NODE_SPLITS_MAX:  # what was left out is no better than what no limit on nodes would allow
+        free = _searched(train, offer, links, replace(space, proves=False), goal=goal_of(offer))
+        best = replace(best, bound=min(best.bound, free.bound))
     node_count = sum(part.node_count for part in offer.values())
     is_small = node_count <= ONE_NODE_OFFERS_MAX or not goal_of(offer).is_time
     if node_count > 1 and is_small and space.pp_max > 1:
@@ -147,6 +155,34 @@ def _over_offers(
             found = _searched(train, {key: one}, links, space, goal=goal_of({key: one}), known=best.score)
             best = _better(best, found)
     return best
+
+
+def _within_nodes(offer: Offer, most: int | None) -> list[Offer]:
+    """Return offers of so many nodes that together hold whatever an offer holds on so many nodes."""
+    keys = sorted(offer)
+    nodes = [offer[key].node_count for key in keys]
+    if most is None or sum(nodes) <= most:
+        return [offer]
+    # The even ones first: those on few types are next to what single types offer anyway.
+    splits = sorted(_splits(nodes, most), key=lambda split: (max(split) - min(split), split))
+    return [
+        {
+            key: replace(offer[key], gpu_count=min(offer[key].gpu_count, count * offer[key].gpus_per_node))
+            for key, count in zip(keys, split, strict=True)
+            if count
+        }
+        for split in splits
+    ]
+
+
+def _splits(nodes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """Yield how to take so many nodes of some kinds."""
+    if len(nodes) == 1:
+        if most <= nodes[0]:
+            yield (most,)
+        return
+    for count in range(min(nodes[0], most) + 1):
+        yield from ((count, *rest) for rest in _splits(nodes[1:], most - count))
 
 
 def _better(one: HeterogeneousResult, other: HeterogeneousResult) -> HeterogeneousResult:

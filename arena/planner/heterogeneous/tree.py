@@ -17,6 +17,7 @@ from arena.planner.heterogeneous.bound import Program
 from arena.planner.heterogeneous.chains import (
     Chains,
     Mix,
+    Room,
     fill,
     fill_equally,
 )
@@ -24,9 +25,9 @@ from arena.planner.heterogeneous.goal import Goal
 from arena.planner.heterogeneous.judge import Judgement
 from arena.planner.heterogeneous.looks import Look, looks_of, times_between
 from arena.planner.heterogeneous.money import MoneyProof
-from arena.planner.heterogeneous.offer import Constraints, HeterogeneousResult, Offer, PartKey, Space, Statistics
+from arena.planner.heterogeneous.offer import HeterogeneousResult, Offer, PartKey, Space, Statistics
 from arena.planner.heterogeneous.plan import plan_of
-from arena.planner.heterogeneous.proof import Proofs, cut_evenly, speeds
+from arena.planner.heterogeneous.proof import Proofs, cut_evenly, cut_in_two, speeds
 from arena.planner.heterogeneous.tables import StageTable
 
 _SHARES = (0.0, 0.02, 0.045, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 0.6, 0.8, 0.9)
@@ -35,6 +36,8 @@ _DEPTHS = (1, 2, 4, 8, 16)
 _LOOKS_MAX = 40
 _STEPS = (-4, -2, -1, 1, 2, 4)
 _TIME_PRECISION = 1.0005
+_SIZES_MAX = 4
+_UNEVEN = 8
 _JUDGED_MAX = 60
 _JUDGED_PER_CUT = 3
 _JUDGED_FIRST = 8
@@ -103,12 +106,12 @@ class Hunt:
             )
             for table in tables
         ]
-        self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max)
+        self.proofs = Proofs(stock=self.stock, steps_max=self.space.price_steps_max, always=self._limits())
         if self.goal.is_time:
             self._hunt_for_time()
             return self._result(self._time_bound() if self.space.proves else self._money_proof().work_bound())
-        if not self.goal.is_cost and self.goal.value is None:
-            self._hunt_for_time()
+        if (not self.goal.is_cost and self.goal.value is None) or self.room.least > 1:
+            self._hunt_for_time()  # where GPUs must be taken, cheap chains alone do not make a plan
         self._hunt_for_money()
         if self.best is None and np.isfinite(self.goal.constraints.iter_time_s_max):
             self._take_fastest()
@@ -118,7 +121,7 @@ class Hunt:
 
     def _take_fastest(self) -> None:
         """Take the fastest plan where none that is cheap is done in time."""
-        goal = Goal(constraints=Constraints(), usd_per_s=self.goal.usd_per_s)
+        goal = Goal(constraints=self.goal.constraints.of_gpus, usd_per_s=self.goal.usd_per_s)
         other = Hunt(judge=self.judge, tables=self.tables, space=replace(self.space, proves=False), goal=goal)
         other.run()
         if other.best is not None:
@@ -171,11 +174,11 @@ class Hunt:
             for level in np.unique(levels).tolist():
                 for chains in self._chains(program, cuts, level):
                     some = times_s[levels == level]
-                    looks += looks_of(chains, some, self.goal, self.proofs.price(program), len(looks))
+                    looks += looks_of(chains, some, self.goal, self.room, self.proofs.price(program), serial=len(looks))
         for look in sorted(looks)[:_LOOKS_MAX]:
             if look.score >= self.incumbent:
                 break
-            made = list(look.mixes(self.goal, self.stock))
+            made = list(look.mixes(self.goal, self.room))
             self.mixes += len(made)
             self._judge_best([(self._quick(mix), index, mix) for index, mix in enumerate(made)], _JUDGED_PER_CUT)
 
@@ -191,6 +194,10 @@ class Hunt:
         for program in programs:
             for cuts in cut_evenly(program.table.layer_count, _DEPTHS, program.pp_max):
                 yield program, cuts
+            if self.room.least > 1 and program.pp_max > 1:
+                # Who must take slow GPUs too gives them few layers: that is far from even.
+                for cuts in cut_in_two(program.table.layer_count, _UNEVEN):
+                    yield program, cuts
 
     @property
     def keys(self) -> list[PartKey]:
@@ -201,6 +208,17 @@ class Hunt:
     def stock(self) -> Ints:
         """GPUs of each part."""
         return np.array([self.judge.offer[key].gpu_count for key in self.keys], dtype=np.int64)
+
+    @property
+    def room(self) -> Room:
+        """GPUs that a plan may take."""
+        limits = self.goal.constraints
+        return Room(stock=self.stock, least=limits.gpu_count_min or 0, most=limits.gpu_count_max)
+
+    def _limits(self) -> list[tuple[Floats, float]]:
+        """Return what a plan takes of what is limited beside the stock: the GPUs of all parts."""
+        most = self.goal.constraints.gpu_count_max
+        return [] if most is None else [(np.ones(len(self.keys)), float(most))]
 
     def _zone_by_part(self) -> Ints:
         zones = sorted({zone for _, zone in self.keys})
@@ -234,7 +252,8 @@ class Hunt:
         self.tried.add(known)
         latest = self._latest_s()
         if others:
-            latest = min(latest, _LOOKS_SLACK * min(one[0] for one in others))
+            slack = _LOOKS_SLACK if self.room.least <= 1 else 2 * _LOOKS_SLACK
+            latest = min(latest, slack * min(one[0] for one in others))
         level = program.level(len(cuts) - 1, latest) if np.isfinite(latest) else 0
         found: list[tuple[float, int, Mix]] = []
         for chains in self._chains(program, cuts, level):
@@ -253,11 +272,19 @@ class Hunt:
         after = program.table.after
         for first in after.first[:, level]:
             for last in after.last[:, level] if len(cuts) > 2 else [program.ending_s[level]]:
-                some = chains.of_class(first, last)
-                key = some.kinds.tobytes() + some.after_s.tobytes() + some.ending_s.tobytes()
-                if len(some.kinds) and key not in known:
-                    known.add(key)
-                    yield some
+                for some in self._of_sizes(chains.of_class(first, last)):
+                    key = some.kinds.tobytes() + some.after_s.tobytes() + some.ending_s.tobytes()
+                    if len(some.kinds) and key not in known:
+                        known.add(key)
+                        yield some
+
+    def _of_sizes(self, chains: Chains) -> Iterator[Chains]:
+        """Yield chains; where a plan must have so many GPUs, those with more of them apart as well."""
+        yield chains
+        if self.room.least > 1:
+            sizes = chains.gpus.sum(axis=1)
+            for size in np.unique(sizes[sizes <= self.room.least])[1:][-_SIZES_MAX:]:
+                yield chains.only(sizes >= size)
 
     def _judge_best(self, found: list[tuple[float, int, Mix]], most: int) -> None:
         for quick, _, mix in sorted(found, key=lambda one: one[:2])[:most]:
@@ -283,8 +310,8 @@ class Hunt:
 
     def _filled(self, chains: Chains, price: Floats, time_s: float) -> Mix | None:
         if not self.space.unequal_micro_batches:
-            return fill_equally(chains, self.stock, time_s)
-        return fill(chains, self.stock, time_s, price)
+            return fill_equally(chains, self.room, time_s)
+        return fill(chains, self.room, time_s, price)
 
     def _quick(self, mix: Mix) -> float:
         usd = mix.time_s * float(self.goal.usd_per_s @ mix.gpu_counts)
@@ -294,7 +321,12 @@ class Hunt:
         if mix.key in self.tried:
             return
         self.tried.add(mix.key)
-        plan = plan_of(mix, self.keys, is_equal=not self.space.unequal_micro_batches)
+        plan = plan_of(
+            mix,
+            self.keys,
+            is_equal=not self.space.unequal_micro_batches,
+            keeps_all=self.goal.constraints.gpu_count_min is not None,
+        )
         refusal = unsupported(self.judge.train, plan, beyond_worker=self.space.allow_unsupported)
         if refusal is not None:
             self.refusals[refusal] = reason(ReasonCode.UNSUPPORTED, detail=refusal)
