@@ -304,6 +304,11 @@ class AttemptRecord:
         return self.state is not AttemptState.ENDED
 
     @property
+    def is_going_on(self) -> bool:
+        """Whether it runs whole: none of its nodes has ended, and its work is not done."""
+        return self.state is AttemptState.RUNNING and not self.ends and not self.finished_report
+
+    @property
     def ended_nodes(self) -> frozenset[NodeId]:
         """Nodes on which it is verified gone (or lost for good)."""
         return frozenset(end.node_id for end in self.ends)

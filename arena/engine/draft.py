@@ -19,7 +19,6 @@ from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId, attempt_id
 from arena.domain.records import (
     AttemptRecord,
-    AttemptState,
     EntryKind,
     HistoryEntry,
     JobRecord,
@@ -175,7 +174,7 @@ class Draft:
             plan=attempt.plan,
             estimate=attempt.estimate,
             allocation=attempt.allocation,
-            movable=job.state is JobState.RUNNING and attempt.state is AttemptState.RUNNING and job.spec.preemptible,
+            movable=job.state is JobState.RUNNING and job.spec.preemptible and attempt.is_going_on,
             since_s=attempt.launched_at_s,
         )
 
@@ -191,7 +190,7 @@ class Draft:
             check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, f"attempt {name}")
         self._attempts[name] = attempt
         self._open.attempts = attempts.set(name, attempt) if attempt.is_live else attempts.delete(name)
-        if before is not None and before.state is not attempt.state and _is_holding_changed(before, attempt):
+        if before is not None and before.is_going_on is not attempt.is_going_on:
             self.refresh_holding(attempt.job_id)
 
     def put_node(self, node: NodeRecord) -> None:
@@ -347,12 +346,6 @@ def _may_hold_otherwise(before: JobRecord, job: JobRecord) -> bool:
         or (before.state is JobState.RUNNING) is not (job.state is JobState.RUNNING)
         or job.state.is_terminal
     )
-
-
-def _is_holding_changed(before: AttemptRecord, attempt: AttemptRecord) -> bool:
-    """Tell whether an attempt's record changed in what its job's holding is made of."""
-    states = (before.state, attempt.state)
-    return AttemptState.RUNNING in states or AttemptState.ENDED in states
 
 
 Key = TypeVar("Key")

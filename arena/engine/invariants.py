@@ -15,7 +15,7 @@ _LIVE_STATES = frozenset(
 
 def violations(state: ClusterState) -> list[str]:
     """Return every broken invariant of a state as a sentence; an empty list is what should be."""
-    return [*_jobs(state), *_attempts(state), *_devices(state), *_capacity(state), *_queue(state)]
+    return [*_jobs(state), *_attempts(state), *_devices(state), *_capacity(state), *_queue(state), *_holding(state)]
 
 
 def _jobs(state: ClusterState) -> Iterator[str]:
@@ -102,3 +102,11 @@ def _queue(state: ClusterState) -> Iterator[str]:
         job = state.jobs.get(job_id)
         if job is None or job.state is not JobState.QUEUED or job.target is not None or job.wish is not Wish.RUN:
             yield f"job {job_id} is in the queue and should not be"
+
+
+def _holding(state: ClusterState) -> Iterator[str]:
+    """What a policy may take from a job and give to another, the job has, and nobody has been promised it."""
+    for job_id, holding in state.holding.items():
+        for device in sorted(holding.allocation.device_ids) if holding.movable else ():
+            if state.holders.get(device) != state.jobs[job_id].attempt_id or device in state.reserved:
+                yield f"job {job_id} may be moved from device {device}, which it does not have"
