@@ -34,6 +34,9 @@ QUESTIONS_MAX = 24
 _DEAR, _CHEAP = 0.75, 0.1
 """Prices of the scarce type and of the others, as shares of what a GPU of the type does alone at its best."""
 
+_PRICED_MIN = 8
+"""With fewer GPUs of each type the shares leave little that prices could find."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedCells:
@@ -91,6 +94,7 @@ class MixedCells:
     def _answers(self, spec: JobSpec, offer: Offer, grid: Grid) -> Iterator[Cell | None]:
         """Yield the answer to each question, None where it is no plan over several types."""
         space = space_of(spec.parallel, beyond_worker=self.beyond_worker, proves=False)
+        space = replace(space, one_node=False)  # nodes are of one type
         for part, prices in questions(offer, worth_by_type(grid)):
             if sum(one.gpu_count for one in part.values()) < spec.gpus.count_min:
                 continue
@@ -113,13 +117,13 @@ def worth_by_type(grid: Grid) -> dict[str, float]:
 
 def questions(offer: Offer, worth: Mapping[str, float]) -> list[tuple[Offer, Mapping[PartKey, float]]]:
     """Return what is asked: parts of an offer, each with prices of a GPU of its parts; the largest shares first."""
-    free = dict.fromkeys(offer, 0.0)
+    is_priced = all(worth.get(key[0], 0.0) for key in offer)
+    is_priced &= max(part.gpu_count for part in offer.values()) >= _PRICED_MIN
     dear = [
-        (offer, {key: worth.get(key[0], 0.0) * (_DEAR if key == scarce else _CHEAP) for key in offer})
-        for scarce in sorted(offer)
-        if all(worth.get(key[0], 0.0) for key in offer)
+        (offer, {key: worth[key[0]] * (_DEAR if key == scarce else _CHEAP) for key in offer})
+        for scarce in (sorted(offer) if is_priced else [])
     ]
-    shares = [(part, {key: free[key] for key in part}) for part in _shares(offer)]
+    shares = [(part, dict.fromkeys(part, 0.0)) for part in _shares(offer)]
     return [*shares[: QUESTIONS_MAX - len(dear)], *dear]
 
 

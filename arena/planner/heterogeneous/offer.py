@@ -147,6 +147,7 @@ class Space:
         gap: Stop when the bound is within this share of the best plan.
         price_steps_max: How often prices are changed to prove a bound, for each pipeline depth.
         proves: Whether to spend time on a bound that is close.
+        one_node: Whether plans on a single node are looked at apart.
     """
 
     unequal_micro_batches: bool = True
@@ -158,6 +159,7 @@ class Space:
     gap: float = 0.005
     price_steps_max: int = 8
     proves: bool = True
+    one_node: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

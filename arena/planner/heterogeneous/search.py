@@ -149,7 +149,7 @@ def _over_offers(
         best = replace(best, bound=min(best.bound, free.bound))
     node_count = sum(part.node_count for part in offer.values())
     is_small = node_count <= ONE_NODE_OFFERS_MAX or not goal_of(offer).is_time
-    if node_count > 1 and is_small and space.pp_max > 1:
+    if node_count > 1 and is_small and space.pp_max > 1 and space.one_node:
         for key in sorted(offer):
             one = replace(offer[key], gpu_count=min(offer[key].gpu_count, offer[key].gpus_per_node))
             found = _searched(train, {key: one}, links, space, goal=goal_of({key: one}), known=best.score)
