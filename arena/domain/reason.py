@@ -51,6 +51,7 @@ class ReasonCode(StrEnum):
     KEPT_FOR_SHARE = "kept_for_share"
     BEYOND_SHARE = "beyond_share"
     SHARE = "share"
+    RESERVED = "reserved"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
 
@@ -127,6 +128,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.SHARE: (
         "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}"
     ),
+    ReasonCode.RESERVED: "nodes {nodes} are kept for it: it starts there on {group} in {start_s:.0f} s at the latest",
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
 }

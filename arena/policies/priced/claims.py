@@ -1,62 +1,106 @@
 """What comes before the values: deadlines, budgets, and waiting that has a bound. Pure: no I/O, no clock.
 
-Without any of these a decision is that of the values alone.
+Without any of these a decision is that of the values alone. Where they meet, the bound on waiting comes first, then
+what was promised by when, then the other deadlines, the earliest first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
-from arena.policies.priced.columns import Floats, firsts
-from arena.policies.priced.deadlines import Plan, deadline_reason, late_reason, next_urgency_s, planned, pressed
-from arena.policies.priced.market import Market
-from arena.policies.priced.urgency import next_look_s, urged
+from arena.policies.priced.columns import Floats, Ints, firsts
+from arena.policies.priced.deadlines import (
+    Need,
+    Plan,
+    deadline_reason,
+    in_time,
+    late_reason,
+    next_urgency_s,
+    planned,
+    pressed,
+    urgent_ones,
+)
+from arena.policies.priced.market import Kept, Market, Row
+from arena.policies.priced.reservations import (
+    NodeTimes,
+    Reservation,
+    kept_out,
+    lengths_of,
+    needs_whole_nodes,
+    node_times,
+    reservation_reason,
+    reserved,
+    unstoppable,
+)
+from arena.policies.priced.shares import steadied
+from arena.policies.priced.timetable import Block
+from arena.policies.priced.urgency import longest_overdue, next_look_s, urged
+
+RESERVATIONS_MAX = 64
+"""Jobs that nodes are kept for at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claims:
-    """The values of columns with all claims in them.
+    """A market and the values of its columns with all claims in them.
 
     Args:
         value: By column.
         plan: Of the jobs with deadlines.
+        reservations: By contender.
         finer: The values of the jobs as a share of all value, claims included: what a solver takes as near enough to
             the best must be nearer by this, or it would be far from it for those that have no claim.
         next_look_s: When a claim changes even if nothing happens.
     """
 
+    market: Market
     value: Floats
     plan: Plan | None
+    reservations: Mapping[int, Reservation]
     finer: float
     next_look_s: float | None
 
-    def reasons(self, snapshot: Snapshot, market: Market, at: int) -> tuple[Reason, ...]:
+    def reasons(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return what is to be said of a contender's claims."""
-        found = deadline_reason(snapshot, market, self.plan, at)
-        return () if found is None else (found,)
+        due = deadline_reason(snapshot, self.market, self.plan, at)
+        kept = self.reservations.get(at)
+        told = None if kept is None else reservation_reason(snapshot, self.market, kept)
+        return tuple(one for one in (told, due) if one is not None)
 
-    def explained(self, snapshot: Snapshot, market: Market, at: int) -> tuple[Reason, ...]:
+    def explained(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return the same and more, for one job that is asked about."""
-        found = late_reason(snapshot, market, self.plan, at)
-        return (*self.reasons(snapshot, market, at), *(() if found is None else (found,)))
+        found = late_reason(snapshot, self.market, self.plan, at)
+        return (*self.reasons(snapshot, at), *(() if found is None else (found,)))
 
 
 def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, changes: ChangeRules) -> Claims:
-    """Put all claims into the values of columns."""
+    """Put all claims into a market and the values of its columns."""
     offered = offered_columns(snapshot, market)
-    plan = planned(snapshot, market, power, offered)
-    raised = pressed(snapshot, market, plan, value, changes)
+    overdue = _overdue(snapshot, market, offered, changes)
+    plan = planned(snapshot, market, power, offered, None if overdue is None else _block(market, overdue))
+    raised = value if plan is None else steadied(market, value)
+    raised = pressed(snapshot, market, plan, raised, changes)
     raised = urged(snapshot, market, raised, changes.wait_max_s)
-    instants = (next_look_s(snapshot, market, changes.wait_max_s), next_urgency_s(snapshot, market, plan, changes))
+    reservations = _reservations(snapshot, market, plan, overdue, changes)
+    instants = (
+        next_look_s(snapshot, market, changes.wait_max_s),
+        next_urgency_s(snapshot, market, plan, changes),
+        *(one.start_s for one in reservations.values() if snapshot.now_s < one.start_s < math.inf),
+    )
     return Claims(
+        market=_kept(snapshot, _beside(snapshot, market, plan), reservations),
         value=raised,
         plan=plan,
+        reservations=reservations,
         finer=1.0 if raised is value else _best_sum(market, value) / max(_best_sum(market, raised), 1e-300),
         next_look_s=min((at_s for at_s in instants if at_s is not None), default=None),
     )
@@ -65,6 +109,128 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
 def offered_columns(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
     """Return which columns may be had at all."""
     return np.ones(len(market.job), dtype=bool)
+
+
+def _overdue(
+    snapshot: Snapshot, market: Market, offered: NDArray[np.bool_], changes: ChangeRules
+) -> Reservation | None:
+    """Return the nodes for the job that has waited longest, if that is too long."""
+    at = longest_overdue(snapshot, market, changes.wait_max_s)
+    if at is None:
+        return None
+    own = np.flatnonzero((market.job == at) & offered)
+    if not len(own):
+        return None
+    return reserved(market, node_times(snapshot, market), own, lengths_of(snapshot, market, own))
+
+
+def _block(market: Market, overdue: Reservation) -> Block:
+    return Block(
+        column=overdue.column,
+        usage=market.usage[overdue.column],
+        start_s=overdue.start_s,
+        end_s=overdue.start_s + overdue.length_s,
+    )
+
+
+def _reservations(
+    snapshot: Snapshot, market: Market, plan: Plan | None, overdue: Reservation | None, changes: ChangeRules
+) -> dict[int, Reservation]:
+    """Return the nodes that are kept: for who has waited too long, for those whose deadlines press, then for blocks.
+
+    For blocks to come only jobs that can never be stopped are kept out, and only where a node is needed as a whole.
+    """
+    found = {} if overdue is None else {overdue.at: overdue}
+    if plan is None or not plan.blocks:
+        return found
+    times, taken = node_times(snapshot, market), set[NodeId](() if overdue is None else overdue.nodes)
+    urgent = urgent_ones(snapshot, market, plan, changes)
+    competing = {at for at in plan.blocks if at < len(market.contenders)}
+    later = sorted(competing - set(urgent), key=lambda at: (plan.blocks[at].start_s, at))
+    has_lasting = next(unstoppable(snapshot, market), None) is not None
+    for at in [*urgent, *(later if has_lasting else ())][:RESERVATIONS_MAX]:
+        if at in found:
+            continue
+        if at in urgent:
+            own = _pressing(snapshot, market, (plan, plan.needs[at]), times, taken)
+        else:
+            own = _later(market, at, plan.blocks[at], times, taken)
+        if own is not None:
+            found[at] = own
+            taken |= set(own.nodes)
+    return found
+
+
+def _pressing(
+    snapshot: Snapshot, market: Market, who: tuple[Plan, Need], times: NodeTimes, taken: Collection[NodeId]
+) -> Reservation | None:
+    """Return the nodes of a contender whose deadline presses, None where it has what it needs."""
+    plan, need = who
+    wanted = in_time(snapshot, plan, need.at)
+    if not len(wanted) or market.keeping[need.at] in wanted:
+        return None
+    length_s = dict(zip(need.columns.tolist(), need.least_s.tolist(), strict=True))
+    return reserved(market, times, wanted, np.array([length_s[column] for column in wanted.tolist()]), without=taken)
+
+
+def _later(market: Market, at: int, block: Block, times: NodeTimes, taken: Collection[NodeId]) -> Reservation | None:
+    """Return the nodes of a block to come: those its job has, if it is to keep them."""
+    holding, length_s = market.contenders[at].holding, block.end_s - block.start_s
+    if holding is not None and block.column == market.keeping[at]:
+        nodes = tuple(node_id for node_id in holding.allocation.node_ids if node_id not in taken)
+        return Reservation(at=at, column=block.column, nodes=nodes, start_s=block.start_s, length_s=length_s)
+    if not needs_whole_nodes(market, times, block.column):
+        return None
+    found = reserved(market, times, np.array([block.column]), np.array([length_s]), without=taken)
+    return None if found is None else replace(found, start_s=max(found.start_s, block.start_s), served_by=frozenset())
+
+
+def _kept(snapshot: Snapshot, market: Market, reservations: Mapping[int, Reservation]) -> Market:
+    """Return a market in which nodes are kept for some contenders, who find their devices first."""
+    if not reservations:
+        return market
+    kept = tuple(
+        Kept(at=at, nodes=one.nodes, served_by=one.served_by, keeps_out=kept_out(snapshot, market, one.start_s))
+        for at, one in reservations.items()
+    )
+    return replace(market, kept=kept, entitled=market.entitled | reservations.keys())
+
+
+def _beside(snapshot: Snapshot, market: Market, plan: Plan | None) -> Market:
+    """Return a market with rows of what jobs that can never be stopped may take beside all blocks.
+
+    Of each row that a block needs it is the least that is free until the last block ends; columns that end before the
+    first block begins need not care.
+    """
+    blocks = list(plan.blocks.values()) if plan is not None else []
+    if plan is None or not blocks:
+        return market
+    begins_s, ends_s = min(one.start_s for one in blocks), max(one.end_s for one in blocks)
+    lasting = _lasting(snapshot, market, plan, begins_s)
+    wanted = np.flatnonzero(np.array([one.usage for one in blocks]).any(axis=0))
+    if not lasting.any():
+        return market
+    return replace(
+        market,
+        rows=(*market.rows, *_named_beside(market, wanted)),
+        supply=np.r_[market.supply, np.maximum(plan.room.least(ends_s)[wanted], 0.0)],
+        usage=np.column_stack([market.usage, np.where(lasting[:, None], market.usage[:, wanted], 0.0)]),
+    )
+
+
+def _named_beside(market: Market, rows: Ints) -> Iterator[Row]:
+    for row in rows.tolist():
+        gpu_type, zone = market.rows[row].pool
+        yield Row((f"{gpu_type} beside deadlines", zone), market.rows[row].chunk)
+
+
+def _lasting(snapshot: Snapshot, market: Market, plan: Plan, begins_s: float) -> NDArray[np.bool_]:
+    """Return the columns without a block that can never be stopped and go on when the first block begins."""
+    lasting = np.zeros(len(market.job), dtype=bool)
+    for own in unstoppable(snapshot, market):
+        if int(market.job[own[0]]) not in plan.blocks:
+            lasting[own] = snapshot.now_s + lengths_of(snapshot, market, own) > begins_s
+    return lasting
 
 
 def _best_sum(market: Market, value: Floats) -> float:

@@ -1,13 +1,16 @@
 """Deadlines: who must have what from when on, and what can be promised to a newcomer. Pure: no I/O, no clock.
 
 *Need.* A job with a deadline is given a block of time in what will be free of each row: the column with the fewest
-GPU-seconds, weighted by type, that still ends in time, as late as possible; its start and a tenth of its work are added
-for what estimates do not know. That is the minimum satisfactory share of ElasticFlow (Gu et al., ASPLOS 2023), laid out
-from the deadline backwards instead of forwards (earliest deadline as late as possible, Chetto and Chetto 1989): what is
-before the blocks is left to the order that the values give, which mostly serves such jobs long before they must be.
+GPU-seconds, weighted by type, that still ends in time, as late as possible. That is the minimum satisfactory share of
+ElasticFlow (Gu et al., ASPLOS 2023), laid out from the deadline backwards instead of forwards (earliest deadline as
+late as possible, Chetto and Chetto 1989): what is before the blocks is left to the order that the values give, which
+mostly serves such jobs long before they must be. A block has a tenth more work than is estimated, its start, and as
+much again: what has only just been started cannot be stopped before it runs. Where no such block is left, it is one
+without this slack.
 
-*Urgency.* From the start of its block on a job's columns that end in time are worth more than all others together. A
-job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody.
+*Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together. A
+job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody; but one whose
+promise was broken comes right after those whose promises can be kept, until its deadline.
 
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
 they can be, these leave room before them. Where one finds none it moves to the front, and all are laid out again. The
@@ -26,13 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Admission, Snapshot
+from arena.policies.base import Admission, Holding, Snapshot
 from arena.policies.priced.changes import ChangeRules
-from arena.policies.priced.columns import Floats, Ints, firsts
+from arena.policies.priced.columns import NONE, Floats, Ints, firsts
 from arena.policies.priced.market import Market
 from arena.policies.priced.timetable import Block, Timetable
-from arena.policies.priced.work_left import holding_ends_at_s, steps_left
+from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
 
 MARGIN = 1.1
 """Work of a block, as a multiple of what is estimated."""
@@ -43,21 +47,26 @@ ORDERS_MAX = 4
 _TOLERANCE_S = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Need:
     """What a job with a deadline has to do until then.
 
     Args:
         due_s: The instant of the deadline.
-        columns: Its columns, the fewest GPU-seconds first.
-        lengths_s: How long each of them takes, start and margin included.
+        at: Its contender; the numbers of jobs outside the market follow theirs.
+        columns: Its columns, the fewest GPU-seconds first; -1 for all of a job outside.
+        usage: What each of them takes of each row; shape (columns, rows).
+        lengths_s: How long each of them takes, with slack.
+        least_s: The same without.
         is_promised: Whether its deadline was promised when it was submitted.
     """
 
     at: int
     due_s: float
     columns: Ints
+    usage: Floats
     lengths_s: Floats
+    least_s: Floats
     is_promised: bool
 
 
@@ -67,159 +76,253 @@ class Plan:
 
     Args:
         needs: Of the jobs that have a deadline that has not passed.
+        tight: Contenders whose blocks have no slack.
         room: What is free beside all blocks.
     """
 
     room: Timetable
     blocks: Mapping[int, Block] = field(default_factory=dict)
     needs: Mapping[int, Need] = field(default_factory=dict)
+    tight: frozenset[int] = frozenset()
 
 
-def planned(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> Plan | None:
+def planned(
+    snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_], first: Block | None
+) -> Plan | None:
     """Lay out the blocks of all jobs with deadlines; None where there is none.
 
     Args:
         power: What a GPU of each row does (see ``policy``); shape (rows,).
         offered: Columns that may be had at all.
+        first: What comes before all deadlines.
     """
-    bound = [at for at in range(len(market.contenders)) if _due_s(snapshot, market, at) is not None]
-    if not bound:
+    needs = _needs(snapshot, market, power, offered)
+    if not needs and all(_due_s(snapshot, one.job_id) is None for one in market.contenders):
         return None
-    needs = _needs(snapshot, market, power, offered, bound)
-    return _laid_out(market, needs, room_of(snapshot, market))
+    room = room_of(snapshot, market)
+    if first is not None:
+        _take(room, first)
+        needs = [need for need in needs if need.at != market.job[first.column]]
+    return _laid_out(needs, room)
 
 
 def room_of(snapshot: Snapshot, market: Market) -> Timetable:
-    """Return what there will be of each row: all that may be taken away, and the rest when it ends."""
+    """Return what there will be of each row: all that may be taken away, and the rest when it ends.
+
+    Of a row of whole nodes there is more when so many GPUs of one node are there together.
+    """
     room, back = Timetable(snapshot.now_s, market.supply), dict[float, Floats]()
-    competing = {contender.job_id for contender in market.contenders}
-    for job_id, holding in snapshot.holding.items():
-        if job_id in competing:
-            continue
-        ends_at_s = holding_ends_at_s(snapshot, job_id, holding)
-        if ends_at_s is None:
-            continue
-        held = np.zeros(len(market.rows))
-        for share in holding.allocation.shares:
-            known = snapshot.capacity.devices.get(share.node_id)
-            if known is not None:
-                count = len(share.device_ids)
-                held += [row.taken(count) if row.pool == known.pool else 0.0 for row in market.rows]
-        ends_at_s = max(ends_at_s, snapshot.now_s)
-        back[ends_at_s] = back.get(ends_at_s, 0.0) + held
+    for node_id, ends in _ends_by_node(snapshot, market).items():
+        known = snapshot.capacity.devices[node_id]
+        chunks = [row.chunk if row.pool == known.pool else 0 for row in market.rows]
+        there = len(known.free) - sum(count for _, count in ends)
+        for ends_at_s, count in sorted(ends):
+            if ends_at_s < math.inf:
+                gained = [((there + count) // chunk - there // chunk) * chunk if chunk else 0 for chunk in chunks]
+                back[ends_at_s] = back.get(ends_at_s, 0.0) + np.array(gained, dtype=np.float64)
+                there += count
     for ends_at_s in sorted(back):
         room.give(back[ends_at_s], ends_at_s)
     return room
 
 
-def _due_s(snapshot: Snapshot, market: Market, at: int) -> float | None:
-    """Return the instant of a contender's deadline, None where it has none or it has passed."""
-    job = snapshot.jobs[market.contenders[at].job_id]
+def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
+    """Return when GPUs come back that cannot be had now, by usable node: (instant, count)."""
+    competing = {contender.job_id for contender in market.contenders}
+    found: dict[NodeId, list[tuple[float, int]]] = {}
+    for job_id, holding in snapshot.holding.items():
+        if job_id in competing:
+            continue
+        ends_at_s = _kept_until_s(snapshot, job_id, holding)
+        instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
+        for share in holding.allocation.shares:
+            if share.node_id in snapshot.capacity.devices:
+                found.setdefault(share.node_id, []).append((instant_s, len(share.device_ids)))
+    return found
+
+
+def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return when what a job has that may not be touched now can be had; who is in time there needs it to its end."""
+    ends_at_s = _in_time_there(snapshot, job_id, holding)
+    return holding_ends_at_s(snapshot, job_id, holding) if ends_at_s is None else ends_at_s
+
+
+def _in_time_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return when a job ends at the latest where it is, None where that is not in time for a deadline."""
+    due_s = _due_s(snapshot, job_id)
+    ends_at_s = None if due_s is None else runs_until_s(snapshot, job_id, holding, margin=MARGIN)
+    return None if ends_at_s is None or due_s is None or ends_at_s > due_s else ends_at_s
+
+
+def _due_s(snapshot: Snapshot, job_id: JobId) -> float | None:
+    """Return the instant of a job's deadline, None where it has none or it has passed."""
+    job = snapshot.jobs[job_id]
     if job.spec.deadline_s is None:
         return None
     due_s = job.submitted_at_s + job.spec.deadline_s
     return due_s if due_s > snapshot.now_s else None
 
 
-def _needs(
-    snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_], bound: Sequence[int]
-) -> list[Need]:
+def _needs(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
     """Return what the jobs with deadlines need, as far as their lengths are known."""
-    bounds, needs = [*firsts(market.job).tolist(), len(market.job)], []
-    for at in bound:
+    contenders = [at for at, one in enumerate(market.contenders) if _due_s(snapshot, one.job_id) is not None]
+    bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
+    needs = []
+    for at in contenders:
         own = np.arange(bounds[at], bounds[at + 1])[offered[bounds[at] : bounds[at + 1]]]
-        due_s = _due_s(snapshot, market, at)
-        if due_s is None or not len(own):
-            continue
-        job_id = market.contenders[at].job_id
-        steps = steps_left(snapshot, job_id, float((market.gpu_count[own] / market.speed[own]).min()))
-        if steps is None:
-            continue
-        run_s = steps / market.speed[own]
         starts_s = np.where(own == market.keeping[at], 0.0, snapshot.restart_s)
-        order = np.lexsort((own, (market.usage[own] @ power) * run_s))
-        needs.append(
-            Need(
-                at=at,
-                due_s=due_s,
-                columns=own[order],
-                lengths_s=(starts_s + MARGIN * run_s)[order],
-                is_promised=snapshot.jobs[job_id].is_deadline_promised,
-            )
-        )
-    return needs
+        offer = (market.usage[own], market.speed[own], market.gpu_count[own])
+        needs.append(_need(snapshot, (at, market.contenders[at].job_id), own, offer, (starts_s, power)))
+    for at, one in enumerate(market.outside, start=len(market.contenders)):
+        due_s, holding = _due_s(snapshot, one.job_id), one.holding
+        if due_s is None or holding is None or _in_time_there(snapshot, one.job_id, holding) is not None:
+            continue
+        none = np.full(len(one.table.speed), NONE)
+        starts_s = np.full(len(none), snapshot.restart_s)
+        offer = (one.table.usage, one.table.speed, one.table.gpu_count)
+        needs.append(_need(snapshot, (at, one.job_id), none, offer, (starts_s, power)))
+    return [need for need in needs if need is not None]
 
 
-def _laid_out(market: Market, needs: Sequence[Need], room: Timetable) -> Plan:
-    promised, blocks = _promised([need for need in needs if need.is_promised], market, room)
-    rest = sorted((need for need in needs if need.at not in blocks), key=lambda need: (need.due_s, need.at))
+def _need(
+    snapshot: Snapshot,
+    who: tuple[int, JobId],
+    columns: Ints,
+    offer: tuple[Floats, Floats, Floats],
+    costs: tuple[Floats, Floats],
+) -> Need | None:
+    """Return what a job needs, None where nobody knows or nothing is offered.
+
+    Args:
+        who: Its contender and id.
+        offer: What its columns take, their speed and their GPUs.
+        costs: How long their starts take, and what a GPU of each row does.
+    """
+    (at, job_id), (usage, speed, gpu_count), (starts_s, power) = who, offer, costs
+    due_s = _due_s(snapshot, job_id)
+    steps = steps_left(snapshot, job_id, float((gpu_count / speed).min())) if len(speed) else None
+    if due_s is None or steps is None:
+        return None
+    run_s = steps / speed
+    order = np.lexsort((np.arange(len(speed)), (usage @ power) * run_s))
+    return Need(
+        at=at,
+        due_s=due_s,
+        columns=columns[order],
+        usage=usage[order],
+        lengths_s=(2.0 * starts_s + MARGIN * run_s)[order],
+        least_s=(starts_s + run_s)[order],
+        is_promised=snapshot.jobs[job_id].is_deadline_promised,
+    )
+
+
+def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
+    found = _promised([need for need in needs if need.is_promised], room)
+    rest = sorted((need for need in needs if need.at not in found.blocks), key=lambda need: (need.due_s, need.at))
     for need in rest:
-        block = _block(market, need, promised)
-        if block is not None:
-            _take(market, promised, block)
-            blocks[need.at] = block
-    return Plan(room=promised, blocks=blocks, needs={need.at: need for need in needs})
+        found.lay(need)
+    return Plan(
+        room=found.room,
+        blocks=found.blocks,
+        needs={need.at: need for need in needs},
+        tight=frozenset(found.tight),
+    )
 
 
-def _promised(needs: Sequence[Need], market: Market, room: Timetable) -> tuple[Timetable, dict[int, Block]]:
-    """Lay out the blocks of promised jobs; where some find none, the order that leaves the fewest of them without."""
+class _Layout:
+    """Blocks laid out in some order."""
+
+    def __init__(self, room: Timetable) -> None:
+        self.room = room
+        self.blocks: dict[int, Block] = {}
+        self.tight: set[int] = set()
+
+    def lay(self, need: Need) -> bool:
+        """Give a job the latest block of its first column that has one; False where none has."""
+        for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
+            for column, usage, length_s in zip(need.columns.tolist(), need.usage, lengths_s.tolist(), strict=True):
+                start_s = self.room.latest(usage, length_s, need.due_s)
+                if start_s is not None:
+                    block = Block(column=column, usage=usage, start_s=start_s, end_s=start_s + length_s)
+                    self.blocks[need.at] = block
+                    self.tight |= {need.at} if is_tight else set()
+                    _take(self.room, block)
+                    return True
+        return False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """How good it is: blocks, then those with slack."""
+        return len(self.blocks), -len(self.tight)
+
+
+def _promised(needs: Sequence[Need], room: Timetable) -> _Layout:
+    """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without."""
     order = sorted(needs, key=lambda need: (-need.due_s, need.at))
-    best: tuple[Timetable, dict[int, Block]] | None = None
+    best: _Layout | None = None
     for _ in range(ORDERS_MAX):
-        found, blocks, missed = _in_order(market, order, room)
-        if best is None or len(blocks) > len(best[1]):
-            best = found, blocks
-        if not missed:
+        found = _Layout(room.copy())
+        missed = [need for need in order if not found.lay(need)]
+        if best is None or found.rank > best.rank:
+            best = found
+        late = found.tight | {need.at for need in missed}
+        if not late:
             break
-        order = [*missed, *(need for need in order if need.at in blocks)]
+        order.sort(key=lambda need: need.at not in late)
     assert best is not None
     return best
 
 
-def _in_order(market: Market, order: Sequence[Need], room: Timetable) -> tuple[Timetable, dict[int, Block], list[Need]]:
-    found, blocks, missed = room.copy(), dict[int, Block](), list[Need]()
-    for need in order:
-        block = _block(market, need, found)
-        if block is None:
-            missed.append(need)
-            continue
-        _take(market, found, block)
-        blocks[need.at] = block
-    return found, blocks, missed
-
-
-def _block(market: Market, need: Need, room: Timetable) -> Block | None:
-    """Return the latest block of the first column that has one."""
-    for column, length_s in zip(need.columns.tolist(), need.lengths_s.tolist(), strict=True):
-        start_s = room.latest(market.usage[column], length_s, need.due_s)
-        if start_s is not None:
-            return Block(column=column, start_s=start_s, end_s=start_s + length_s)
-    return None
-
-
-def _take(market: Market, room: Timetable, block: Block) -> None:
-    room.take(market.usage[block.column], block.start_s, block.end_s)
+def _take(room: Timetable, block: Block) -> None:
+    room.take(block.usage, block.start_s, block.end_s)
 
 
 def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats, changes: ChangeRules) -> Floats:
     """Return the values of columns where jobs that must have their share now come first."""
-    urgent = _urgent(snapshot, market, plan, changes)
-    if plan is None or not urgent:
+    urgent = urgent_ones(snapshot, market, plan, changes)
+    if plan is None or not (urgent or _broken(market, plan)):
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
     raised = value.copy()
     for at in urgent:
-        need = plan.needs[at]
-        raised[need.columns[need.lengths_s <= need.due_s - snapshot.now_s + _TOLERANCE_S]] += bonus
+        raised[in_time(snapshot, plan, at)] += bonus
+    for at in _broken(market, plan):
+        raised[in_time(snapshot, plan, at)] += bonus / 2.0
     return raised
 
 
-def _urgent(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> list[int]:
-    """Return the contenders whose block has begun, or begins before one that was stopped could run again."""
+def _own_blocks(market: Market, plan: Plan) -> list[tuple[int, Block]]:
+    """Return the blocks of contenders."""
+    return [(at, block) for at, block in plan.blocks.items() if at < len(market.contenders)]
+
+
+def _broken(market: Market, plan: Plan) -> list[int]:
+    """Return the contenders that were promised a deadline and find no block any more."""
+    return [
+        at
+        for at, need in plan.needs.items()
+        if need.is_promised and at not in plan.blocks and at < len(market.contenders)
+    ]
+
+
+def in_time(snapshot: Snapshot, plan: Plan, at: int) -> Ints:
+    """Return the columns on which a job would end from now on as early as its block, the fewest GPU-seconds first.
+
+    Ending later, though in time, it would be in the way of other blocks.
+    """
+    need, block = plan.needs[at], plan.blocks.get(at)
+    until_s = need.due_s if block is None else block.end_s
+    found: Ints = need.columns[need.least_s <= until_s - snapshot.now_s + _TOLERANCE_S]
+    return found
+
+
+def urgent_ones(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> list[int]:
+    """Return the contenders that must have their share now, the earliest deadline first."""
     if plan is None:
         return []
-    until_s = snapshot.now_s + _TOLERANCE_S
-    return [at for at, block in plan.blocks.items() if _urgent_from_s(snapshot, market, at, block, changes) <= until_s]
+    until_s, own = snapshot.now_s + _TOLERANCE_S, _own_blocks(market, plan)
+    found = [at for at, one in own if _urgent_from_s(snapshot, market, at, one, changes) <= until_s]
+    return sorted(found, key=lambda at: (plan.needs[at].due_s, at))
 
 
 def _urgent_from_s(snapshot: Snapshot, market: Market, at: int, block: Block, changes: ChangeRules) -> float:
@@ -237,7 +340,8 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
     """Return when the next job becomes urgent, None where none will."""
     if plan is None:
         return None
-    instants = (_urgent_from_s(snapshot, market, at, block, changes) for at, block in plan.blocks.items())
+    own = _own_blocks(market, plan)
+    instants = (_urgent_from_s(snapshot, market, at, block, changes) for at, block in own)
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 
 
@@ -245,7 +349,7 @@ def deadline_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: i
     """Return how it stands with a contender's deadline; None where it has none, or is late (see ``late_reason``)."""
     if snapshot.jobs[market.contenders[at].job_id].spec.deadline_s is None:
         return None
-    due_s = _due_s(snapshot, market, at)
+    due_s = _due_s(snapshot, market.contenders[at].job_id)
     if due_s is None:
         return reason(ReasonCode.DEADLINE_PASSED)
     left_s = due_s - snapshot.now_s
@@ -263,16 +367,16 @@ def late_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: int) 
     need = None if plan is None else plan.needs.get(at)
     if plan is None or need is None or at in plan.blocks:
         return None
-    end_s = _earliest_end_s(market, need, plan.room)
+    end_s = _earliest_end_s(need, plan.room)
     late_s = math.inf if end_s is None else max(end_s - need.due_s, 0.0)
     return reason(ReasonCode.DEADLINE_LATE, left_s=need.due_s - snapshot.now_s, late_s=late_s)
 
 
-def _earliest_end_s(market: Market, need: Need, room: Timetable) -> float | None:
+def _earliest_end_s(need: Need, room: Timetable) -> float | None:
     """Return the first instant by which a job could be done beside all blocks."""
     ends = []
-    for column, length_s in zip(need.columns.tolist(), need.lengths_s.tolist(), strict=True):
-        start_s = room.earliest(market.usage[column], length_s)
+    for usage, length_s in zip(need.usage, need.lengths_s.tolist(), strict=True):
+        start_s = room.earliest(usage, length_s)
         if start_s is not None:
             ends.append(start_s + length_s)
     return min(ends, default=None)
@@ -287,25 +391,25 @@ def admitted(
         None where nothing can be said: the job does not compete, has no deadline, or nobody knows its length.
     """
     at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == job_id), None)
-    if at is None or _due_s(snapshot, market, at) is None:
+    if at is None or _due_s(snapshot, job_id) is None:
         return None
-    bound = [one for one in range(len(market.contenders)) if _due_s(snapshot, market, one) is not None]
-    found = {need.at: need for need in _needs(snapshot, market, power, offered, bound)}
+    found = {need.at: need for need in _needs(snapshot, market, power, offered)}
     need = found.pop(at, None)
     if need is None:
         return None
-    room = room_of(snapshot, market)
+    room, need = room_of(snapshot, market), replace(need, least_s=need.lengths_s)
     before = [one for one in found.values() if one.is_promised]
-    beside, blocks = _promised(before, market, room)
+    alone = _promised(before, room)
 
     def is_promisable(due_s: float) -> bool:
-        together = _promised([*before, replace(need, due_s=due_s)], market, room)[1]
-        return together.keys() >= {at, *blocks}
+        together = _promised([*before, replace(need, due_s=due_s)], room)
+        return together.blocks.keys() >= {at, *alone.blocks} and together.tight - {at} <= alone.tight
 
     if is_promisable(need.due_s):
         return Admission(is_promised=True, earliest_end_s=need.due_s)
-    after_s = max([block.end_s for block in blocks.values()], default=snapshot.now_s) + float(need.lengths_s.min())
-    ends_s = [end_s for end_s in (_earliest_end_s(market, need, beside), after_s) if end_s is not None]
+    last_s = max([block.end_s for block in alone.blocks.values()], default=snapshot.now_s)
+    after_s = last_s + float(need.lengths_s.min())
+    ends_s = [end_s for end_s in (_earliest_end_s(need, alone.room), after_s) if end_s is not None]
     return Admission(
         is_promised=False, earliest_end_s=next((end_s for end_s in sorted(ends_s) if is_promisable(end_s)), None)
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.cluster import ClusterShape
@@ -110,6 +111,22 @@ class Contender:
     kept_speed: float = 0.0
     is_shapeable: bool = True
     recent_moves: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kept:
+    """Nodes that are kept for a contender.
+
+    Args:
+        nodes: Where no column that is kept out finds devices, until the contender has found its own.
+        served_by: Columns with which it has.
+        keeps_out: By column.
+    """
+
+    at: int
+    nodes: tuple[NodeId, ...]
+    served_by: frozenset[int]
+    keeps_out: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +264,32 @@ def market_of(snapshot: Snapshot, tables: Tables) -> Market:
 def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
     """Yield what may be taken from running jobs."""
     for job_id, holding in sorted(snapshot.holding.items()):
+    outside = tuple(_outside(snapshot, made, movable))
+    market = replace(market, outside=outside) if outside else market
         job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
         if not holding.movable or not job.spec.preemptible or grid is None:
             continue
-        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or bool(snapshot.tenants)  # shares come before rest
+        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or has_claims  # they come before rest
+def _outside(snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding]) -> Iterator[Contender]:
+    """Yield the jobs with deadlines that have something which may not be touched now."""
+    for job_id, holding in snapshot.holding.items():
+        job = snapshot.jobs[job_id]
+        spec = job.spec
+        if not is_due(job, snapshot.now_s) or job_id in movable or not spec.preemptible or job_id not in snapshot.grids:
+            continue
+        table = tables.of(snapshot.grids[job_id], same_zone=spec.gpus.same_zone)
+        yield Contender(job_id=job_id, table=table, holding=holding)
+
+
+def is_due(job: JobRecord, now_s: float) -> bool:
+    """Tell whether a job has a deadline that has not passed."""
+    deadline_s = job.spec.deadline_s
+    return deadline_s is not None and job.submitted_at_s + deadline_s > now_s
+
+
         if _speed_of(grid, holding) is not None and is_quiet:
             yield job_id, holding
+    has_claims = bool(snapshot.tenants) or any(is_due(job, snapshot.now_s) for job in snapshot.jobs.values())
 
 
 def _recent_moves(job: JobRecord, now_s: float) -> int:
@@ -321,16 +358,16 @@ def _running(
 ) -> Iterator[Contender]:
     """Yield the jobs that run and may be stopped."""
     for at, (job_id, holding) in enumerate(movable.items()):
-        spec, grid = snapshot.jobs[job_id].spec, snapshot.grids[job_id]
+        job, grid = snapshot.jobs[job_id], snapshot.grids[job_id]
+        moves = _recent_moves(job, snapshot.now_s)
         yield Contender(
             job_id=job_id,
-            table=tables.of(grid, same_zone=spec.gpus.same_zone),
+            table=tables.of(grid, same_zone=job.spec.gpus.same_zone),
             holding=holding,
             kept=kept[at],
             kept_speed=_speed_of(grid, holding) or 0.0,
-            is_shapeable=spec.kind is JobKind.MALLEABLE
-            and _recent_moves(snapshot.jobs[job_id], snapshot.now_s) < MOVES_MAX,
-            recent_moves=_recent_moves(snapshot.jobs[job_id], snapshot.now_s),
+            is_shapeable=job.spec.kind is JobKind.MALLEABLE and (moves < MOVES_MAX or is_due(job, snapshot.now_s)),
+            recent_moves=moves,
         )
 
 

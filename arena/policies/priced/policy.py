@@ -64,7 +64,7 @@ class PricedPolicy:
         if not len(market.job):
             return Decision(reasons={**planning, **hopeless})
         problem = _problem(snapshot, market, self.changes)
-        market, problem, (answer, seats) = self._chosen(snapshot, market, problem)
+        market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
         choices = _choices(market, answer.chosen, seats)
         choices = with_share_causes(snapshot, market, problem.columns, answer, choices)
         reasons = _reasons(snapshot, market, problem, (answer, seats), choices)
@@ -82,10 +82,10 @@ class PricedPolicy:
         if at is None:
             return ()
         problem = _problem(snapshot, market, self.changes)
-        market, problem, (answer, _) = self._chosen(snapshot, market, problem)
+        market, problem, (answer, _) = self._chosen(snapshot, problem.claims.market, problem)
         by_share = share_reason(snapshot, market, problem.columns, answer, at)
         told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, job_id, self.effort))
-        return (*told, *problem.claims.explained(snapshot, market, at), *share_use(snapshot, job_id))
+        return (*told, *problem.claims.explained(snapshot, at), *share_use(snapshot, job_id))
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
@@ -171,8 +171,8 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
-        columns=Columns(job=market.job, value=claims.value, usage=market.usage),
-        guess=price * power / machine,
+        columns=Columns(job=market.job, value=claims.value, usage=claims.market.usage),
+        guess=np.pad(price * power / machine, (0, len(claims.market.rows) - len(market.rows))),
         claims=claims,
     )
 
@@ -289,7 +289,7 @@ def _reasons(
             reasons[contender.job_id] = (choice.cause,)
         elif answer.chosen[at] < 0:
             outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
-            told = problem.claims.reasons(snapshot, market, at)
+            told = problem.claims.reasons(snapshot, at)
             by_share = share_reason(snapshot, market, problem.columns, answer, at)
             reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
     return reasons

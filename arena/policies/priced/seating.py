@@ -19,7 +19,7 @@ from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
 from arena.policies.priced.columns import Floats, Ints
-from arena.policies.priced.market import Market
+from arena.policies.priced.market import Kept, Market
 
 JOBS_CLEARED_MAX = 3
 """With more jobs than this cleared away and still no room, a group is given up."""
@@ -89,8 +89,26 @@ class _Seating:
     def _found(self, at: int, column: int, capacity: Capacity) -> Allocation | Reason:
         contender = self._market.contenders[at]
         held = None if contender.holding is None else contender.holding.allocation
+        capacity = self._open_to(at, column, capacity)
         found = choose_cell(self._snapshot, contender.job_id, (self._market.cell(column),), capacity, held)
         return found if isinstance(found, Reason) else found[1]
+
+    def _open_to(self, at: int, column: int, capacity: Capacity) -> Capacity:
+        """Return what is free for a column, without nodes kept for others that have not found theirs yet."""
+        kept_for = {kept.at for kept in self._market.kept}
+        if not kept_for or (at in self._market.entitled and at not in kept_for):
+            return capacity
+        closed = {
+            node_id
+            for kept in self._market.kept
+            if kept.at != at and kept.keeps_out[column] and not self._is_served(kept)
+            for node_id in kept.nodes
+            if node_id in capacity.rooms
+        }
+        return capacity.with_rooms([(node_id, capacity.rooms[node_id].pool, ()) for node_id in sorted(closed)])
+
+    def _is_served(self, kept: Kept) -> bool:
+        return kept.at in self.allocations and int(self.chosen[kept.at]) in kept.served_by
 
     def _cleared(self, at: int, column: int) -> bool:
         """Clear nodes until the column fits and all that were on them fit elsewhere; False leaves all as it was."""

@@ -123,7 +123,7 @@ def shared(
         closed: GPU types on which jobs that may not be stopped start only within their tenant's share.
     """
     tenancy = _tenancy_of(snapshot, market, closed)
-    columns = replace(columns, value=_steadied(market, columns.value))
+    columns = replace(columns, value=steadied(market, columns.value))
     barred, dropped, rows = set[int](), set[int](), list[Ceiling]()
     claimed = amounts = None
     for _ in range(ROUNDS_MAX):
@@ -132,7 +132,7 @@ def shared(
             amounts = (_claims(market, tenancy, claimed), *([tenancy.lasting] if tenancy.lasting else []))
             rows = _first_rows(amounts)
         values = np.where(_flags(barred, len(columns.job)), -1.0, columns.value)
-        extended = replace(_extended(market, tenancy, amounts, rows), entitled=_entitled(claimed))
+        extended = replace(_extended(market, tenancy, amounts, rows), entitled=market.entitled | _entitled(claimed))
         own = Columns(job=columns.job, value=values, usage=extended.usage)
         answer, seats = settle(extended, own)
         found = Shared(market=extended, columns=own, answer=answer, seats=seats)
@@ -152,7 +152,7 @@ def shared(
     return found
 
 
-def _steadied(market: Market, value: Floats) -> Floats:
+def steadied(market: Market, value: Floats) -> Floats:
     """Return values at which jobs that were moved too often stay, unless a share needs what they have."""
     often = np.array([one.holding is not None and one.recent_moves >= MOVES_MAX for one in market.contenders])
     if not often.any():

@@ -13,16 +13,18 @@ from arena.policies.priced.columns import Floats
 _SLACK = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Block:
     """A column from one instant to another.
 
     Args:
-        column: Number of the column in its market.
+        column: Number of the column in its market, -1 for a job that does not compete now.
+        usage: What it takes of each row; shape (rows,).
         end_s: May be infinite.
     """
 
     column: int
+    usage: Floats
     start_s: float
     end_s: float
 
@@ -55,18 +57,13 @@ class Timetable:
 
     def latest(self, usage: Floats, length_s: float, until_s: float) -> float | None:
         """Return the latest start from which something is free for so long and ends in time, None where it never is."""
-        begins_s, ends_s = self._runs(usage, until_s)
-        long_enough = np.flatnonzero(ends_s - begins_s >= length_s - _SLACK * max(1.0, length_s))
-        if not len(long_enough):
-            return None
-        at = long_enough[-1]
-        return max(float(ends_s[at]) - length_s, float(begins_s[at]))
+        begins_s, ends_s = self._runs(usage, length_s, until_s)
+        return max(float(ends_s[-1]) - length_s, float(begins_s[-1])) if len(begins_s) else None
 
     def earliest(self, usage: Floats, length_s: float) -> float | None:
         """Return the first instant from which something is free for so long."""
-        begins_s, ends_s = self._runs(usage, math.inf)
-        long_enough = np.flatnonzero(ends_s - begins_s >= length_s - _SLACK * max(1.0, length_s))
-        return float(begins_s[long_enough[0]]) if len(long_enough) else None
+        begins_s, _ = self._runs(usage, length_s, math.inf)
+        return float(begins_s[0]) if len(begins_s) else None
 
     def least(self, until_s: float) -> Floats:
         """Return the least that is free of each row from now to an instant; shape (rows,)."""
@@ -74,12 +71,14 @@ class Timetable:
         least: Floats = self._free[:, :count].min(axis=1)
         return least
 
-    def _runs(self, usage: Floats, until_s: float) -> tuple[Floats, Floats]:
-        """Return begins and ends of the stretches in which something is free, up to an instant; some are empty."""
+    def _runs(self, usage: Floats, length_s: float, until_s: float) -> tuple[Floats, Floats]:
+        """Return begins and ends of the stretches up to an instant in which something is free for so long."""
         count = int(np.searchsorted(self._at_s, until_s))
         blocked = np.flatnonzero(~self._fits(usage, count))
         at_s = np.append(self._at_s[:count], until_s)
-        return at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count)]
+        begins_s, ends_s = at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count)]
+        is_long = (begins_s < until_s) & (begins_s + length_s <= ends_s + _SLACK * max(1.0, length_s))
+        return begins_s[is_long], ends_s[is_long]
 
     def _fits(self, usage: Floats, count: int) -> NDArray[np.bool_]:
         fits = np.ones(count, dtype=bool)

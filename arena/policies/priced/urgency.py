@@ -2,10 +2,14 @@
 
 *Bound.* Of the jobs that have waited for ``wait_max_s`` or longer, the one that has waited longest is worth more than
 all others together, so it gets GPUs in the next decision (which is asked for when that time comes: ``next_look_s``) if
-those of the jobs that may be stopped suffice. Where they do not, no job that may not be stopped starts on the GPUs it
-could use until it has started. So it starts within ``wait_max_s``, plus what those that may not be stopped have left to
-run, plus the time it takes to stop the others; with k overdue jobs before it, within k times that and their quanta: a
-job that waited so long is not suspended again for ``wait_max_s / 8``.
+those of the jobs that may be stopped suffice. Where they do not, or not together, nodes are kept for it (see
+``reservations``): those where what may not be stopped ends first. What starts there meanwhile is gone by then or can be
+stopped. So it starts within ``wait_max_s``, plus what those that may not be stopped have left to run on the nodes that
+are free of them first, plus a start (what has only just been started cannot be stopped before it runs) and the time it
+takes to stop: less than ``wait_max_s`` + the longest run of a job that may not be stopped + a start + a stop. With k
+overdue jobs before it, it is within k times what is added to ``wait_max_s``, and their quanta: a job that waited so
+long is not suspended again for ``wait_max_s / 8``. Where the lengths of those that may not be stopped are declared too
+small, the start of the reservation moves by as much.
 
 Guaranteed shares go first (see ``shares``): the bound holds on what they leave.
 """
@@ -32,24 +36,18 @@ def weights(snapshot: Snapshot, market: Market) -> Floats:
 
 def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float) -> Floats:
     """Return the values of columns where jobs that have waited too long come first."""
-    first = _longest_overdue(snapshot, market, wait_max_s)
+    first = longest_overdue(snapshot, market, wait_max_s)
     protected = _protected(snapshot, market, wait_max_s)
     if first is None and not protected.any():
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
     urged = np.where(protected[market.job], value + bonus, value)
-    if first is None:
-        return urged
-    own = market.job == first
-    wanted = market.usage[own].any(axis=0)
-    is_blocked = ~_stoppable(snapshot, market) & ~_has_share(snapshot, market)  # see shares for those that have one
-    blocked = is_blocked[market.job] & ~own & market.usage[:, wanted].any(axis=1)
-    return np.where(own, urged + bonus, np.where(blocked, -1.0, urged))
+    return urged if first is None else np.where(market.job == first, urged + bonus, urged)
 
 
 def types_kept_free(snapshot: Snapshot, market: Market, wait_max_s: float) -> frozenset[str]:
     """Return the GPU types on which nothing that may not be stopped is to start, for who has waited too long."""
-    first = _longest_overdue(snapshot, market, wait_max_s)
+    first = longest_overdue(snapshot, market, wait_max_s)
     if first is None:
         return frozenset()
     wanted = market.usage[market.job == first].any(axis=0)
@@ -66,7 +64,8 @@ def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float 
     return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
 
 
-def _longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float) -> int | None:
+def longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float) -> int | None:
+    """Return the waiting contender that has waited longest, if that is too long."""
     waits = [
         (_waiting_since_s(snapshot, contender.job_id), at)
         for at, contender in enumerate(market.contenders)
@@ -87,14 +86,6 @@ def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray
             for contender in market.contenders
         ]
     )
-
-
-def _stoppable(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
-    return np.array([snapshot.jobs[contender.job_id].spec.preemptible for contender in market.contenders])
-
-
-def _has_share(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
-    return np.array([snapshot.jobs[one.job_id].spec.project in snapshot.tenants for one in market.contenders])
 
 
 def _waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:

@@ -8,6 +8,7 @@ in five like it do not exceed; where that is silent too nobody knows.
 from __future__ import annotations
 
 from arena.domain.job import JobId
+from arena.domain.records import JobState
 from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN, belief
 from arena.policies.lengths import attained_gpu_s, steps_done
@@ -44,6 +45,20 @@ def steps_left(snapshot: Snapshot, job_id: JobId, gpu_s_per_step: float) -> floa
     return max(min(ends), STEPS_MIN) if ends else None
 
 
+def runs_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, margin: float = 1.0) -> float | None:
+    """Return when a job ends if it keeps what it has, None where nobody knows.
+
+    Args:
+        margin: Multiple of the work that it is taken to have left.
+    """
+    speed = _speed(snapshot, job_id, holding)
+    left = None if speed is None else steps_left(snapshot, job_id, holding.group.gpu_count / speed)
+    if left is None or speed is None:
+        return None
+    start_s = 0.0 if snapshot.jobs[job_id].state is JobState.RUNNING else snapshot.restart_s
+    return snapshot.now_s + start_s + margin * left / speed
+
+
 def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
     """Return when what a job has can be had, by when it ends or when it may be stopped; None where nobody knows.
 
@@ -51,9 +66,7 @@ def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> fl
     """
     job = snapshot.jobs[job_id]
     if not job.spec.preemptible:
-        speed = _speed(snapshot, job_id, holding)
-        left = None if speed is None else steps_left(snapshot, job_id, holding.group.gpu_count / speed)
-        return None if left is None or speed is None else snapshot.now_s + left / speed
+        return runs_until_s(snapshot, job_id, holding)
     recent = [at_s for at_s in job.launched_at_s[-MOVES_MAX:] if snapshot.now_s - at_s < MOVES_S]
     if len(recent) == MOVES_MAX:
         return recent[0] + MOVES_S

@@ -1,0 +1,203 @@
+"""Nodes that are kept for a job that must start and cannot yet, and from when on it has them. Pure: no I/O, no clock.
+
+Of each of the job's columns, the nodes are taken that will have what it needs first: what may be stopped counts as
+free, what may not is there until it is believed to end, and what has only just been started until it runs. The column
+that would end first decides. Others may start on these nodes only if they are gone, or could be stopped, by then
+(backfilling). So while lengths are as believed nothing moves that instant back, and the nodes stay the first ones;
+where others become free sooner, they are taken instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.domain.launch import NodeId
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.policies.base import Snapshot
+from arena.policies.capacity import Pool
+from arena.policies.priced.columns import Floats, Ints, firsts
+from arena.policies.priced.market import Market
+from arena.policies.priced.work_left import holding_ends_at_s, steps_left
+
+NODES_NAMED_MAX = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Nodes for a contender.
+
+    Args:
+        column: What it is to have there.
+        start_s: When it can have it.
+        length_s: How long it is believed to be there, its start included; infinite where nobody knows.
+        served_by: Columns that would do now as well, wherever they are.
+    """
+
+    at: int
+    column: int
+    nodes: tuple[NodeId, ...]
+    start_s: float
+    length_s: float
+    served_by: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """When nodes will have so many GPUs, as far as this decision cannot have them sooner.
+
+    Args:
+        clean: GPUs of each usable node, by pool.
+        busy: When GPUs come back that cannot be had now, by node: (instant, count), sorted.
+    """
+
+    now_s: float
+    clean: Mapping[Pool, Sequence[tuple[NodeId, int]]]
+    busy: Mapping[NodeId, Sequence[tuple[float, int]]]
+    _first: dict[tuple[Pool, int], list[tuple[float, int, NodeId]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def first(self, pool: Pool, count: int) -> list[tuple[float, int, NodeId]]:
+        """Return the nodes of a pool that can have so many GPUs at all, with when, and how many are busy until then.
+
+        The first one comes first; where nobody knows, that with the fewest that are busy.
+        """
+        key = (pool, count)
+        if key not in self._first:
+            self._first[key] = sorted(
+                (self._ready_s(node_id, size, count), sum(held for _, held in self.busy.get(node_id, ())), node_id)
+                for node_id, size in self.clean.get(pool, ())
+                if size >= count
+            )
+        return self._first[key]
+
+    def _ready_s(self, node_id: NodeId, size: int, count: int) -> float:
+        back = self.busy.get(node_id, ())
+        there = size - sum(held for _, held in back)
+        if there >= count:
+            return self.now_s
+        for ends_at_s, held in back:
+            there += held
+            if there >= count:
+                return ends_at_s
+        return math.inf
+
+
+def node_times(snapshot: Snapshot, market: Market) -> NodeTimes:
+    """Return when the nodes of a snapshot will be free."""
+    clean: dict[Pool, list[tuple[NodeId, int]]] = {}
+    for node_id, room in snapshot.capacity.devices.items():
+        clean.setdefault(room.pool, []).append((node_id, len(room.free)))
+    competing = {contender.job_id for contender in market.contenders}
+    busy: dict[NodeId, list[tuple[float, int]]] = {}
+    for job_id, holding in snapshot.holding.items():
+        if job_id in competing:
+            continue
+        ends_at_s = holding_ends_at_s(snapshot, job_id, holding)
+        instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
+        for share in holding.allocation.shares:
+            busy.setdefault(share.node_id, []).append((instant_s, len(share.device_ids)))
+    return NodeTimes(snapshot.now_s, clean, {node_id: sorted(back) for node_id, back in busy.items()})
+
+
+def reserved(
+    market: Market, times: NodeTimes, columns: Ints, lengths_s: Floats, *, without: Collection[NodeId] = ()
+) -> Reservation | None:
+    """Return the nodes for one contender, None where it finds none in any column.
+
+    Args:
+        columns: Its columns, those that it should rather have first; shape (columns,).
+        lengths_s: How long each would be there.
+        without: Nodes that are kept for others.
+    """
+    best: Reservation | None = None
+    all_ = frozenset(columns.tolist())
+    for column, length_s in zip(columns.tolist(), lengths_s.tolist(), strict=True):
+        found = _nodes_for(market, times, int(column), without)
+        if found is None:
+            continue
+        start_s, nodes = found
+        if best is None or start_s + length_s < best.start_s + best.length_s:
+            at = int(market.job[int(column)])
+            best = Reservation(
+                at=at, column=int(column), nodes=nodes, start_s=start_s, length_s=length_s, served_by=all_
+            )
+    return best
+
+
+def _nodes_for(
+    market: Market, times: NodeTimes, column: int, without: Collection[NodeId]
+) -> tuple[float, tuple[NodeId, ...]] | None:
+    """Return when a column can be had, and on which nodes."""
+    chosen: list[NodeId] = []
+    start_s = times.now_s
+    for pool, count in _parts(market, column):
+        ready = (one for one in times.first(pool, count) if one[2] not in chosen and one[2] not in without)
+        first = next(ready, None)
+        if first is None:
+            return None
+        start_s = max(start_s, first[0])
+        chosen.append(first[2])
+    return start_s, tuple(chosen)
+
+
+def _parts(market: Market, column: int) -> Iterator[tuple[Pool, int]]:
+    """Yield pool and GPUs of each node of a column that is not to keep what is there, the largest of a part first."""
+    table, entry = market.contenders[int(market.job[column])].table, int(market.entry[column])
+    for part, zone in zip(table.cells[entry].group.parts, table.zones[entry], strict=True):
+        for count in part.node_counts:
+            yield (part.gpu_type, zone), count
+
+
+def needs_whole_nodes(market: Market, times: NodeTimes, column: int) -> bool:
+    """Tell whether a column takes more than half of some node's GPUs, so that what lies around can be in its way."""
+    return any(
+        2 * count > max((size for _, size in times.clean.get(pool, ())), default=0)
+        for pool, count in _parts(market, column)
+    )
+
+
+def lengths_of(snapshot: Snapshot, market: Market, columns: Ints) -> Floats:
+    """Return how long a contender would be on its columns, its start included; infinite where nobody knows."""
+    at = int(market.job[columns[0]])
+    speed, count = market.speed[columns], market.gpu_count[columns]
+    steps = steps_left(snapshot, market.contenders[at].job_id, float((count / speed).min()))
+    run_s: Floats = np.full(len(columns), np.inf) if steps is None else steps / speed
+    return run_s + snapshot.restart_s
+
+
+def kept_out(snapshot: Snapshot, market: Market, until_s: float) -> NDArray[np.bool_]:
+    """Return the columns that would not be gone from their GPUs by an instant, and could not be stopped by then.
+
+    Args:
+        until_s: Infinite where nobody knows: then all that can never be stopped are kept out.
+    """
+    late = (market.entry >= 0) & (snapshot.now_s + snapshot.restart_s > until_s)
+    for own in unstoppable(snapshot, market):
+        late[own] = not until_s < math.inf or snapshot.now_s + lengths_of(snapshot, market, own) > until_s
+    return late
+
+
+def unstoppable(snapshot: Snapshot, market: Market) -> Iterator[Ints]:
+    """Yield the columns of each waiting contender that may never be stopped."""
+    bounds = [*firsts(market.job).tolist(), len(market.job)]
+    for at, contender in enumerate(market.contenders):
+        if contender.holding is None and not snapshot.jobs[contender.job_id].spec.preemptible:
+            yield np.arange(bounds[at], bounds[at + 1])
+
+
+def reservation_reason(snapshot: Snapshot, market: Market, found: Reservation) -> Reason:
+    """Return what is kept for a job, and from when on it can have it."""
+    named = ", ".join(found.nodes[:NODES_NAMED_MAX])
+    more = f" and {len(found.nodes) - NODES_NAMED_MAX} more" if len(found.nodes) > NODES_NAMED_MAX else ""
+    return reason(
+        ReasonCode.RESERVED,
+        group=str(market.group(found.column)),
+        nodes=named + more,
+        start_s=found.start_s - snapshot.now_s,
+    )
