@@ -143,6 +143,9 @@ class Market:
         usage: What each takes of each row; shape (columns, rows).
         keeping: By contender: the column of what it has, -1 where it has nothing.
         entitled: Contenders that find devices before others (see ``shares``).
+        kept: Nodes that are kept for contenders that cannot start yet (see ``reservations``).
+        outside: Jobs with deadlines that start or change at present and could be stopped afterwards: nothing of
+            theirs is chosen now, but what they will need must be left to them (see ``deadlines``).
     """
 
     rows: tuple[Row, ...]
@@ -155,6 +158,8 @@ class Market:
     usage: Floats
     keeping: Ints
     entitled: frozenset[int] = frozenset()
+    kept: tuple[Kept, ...] = ()
+    outside: tuple[Contender, ...] = ()
 
     def cell(self, column: int) -> Cell:
         """Return the cell of a column that is not to keep what is there."""
