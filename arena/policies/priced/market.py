@@ -262,19 +262,12 @@ def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
     contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
     market = _columns(rows, supply, contenders)
+    outside = tuple(_outside(snapshot, made, movable))
+    market = replace(market, outside=outside) if outside else market
     pace = np.array(paces(snapshot, [(contender.job_id, id(contender.table)) for contender in contenders]))
     return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
 
 
-def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
-    """Yield what may be taken from running jobs."""
-    for job_id, holding in sorted(snapshot.holding.items()):
-    outside = tuple(_outside(snapshot, made, movable))
-    market = replace(market, outside=outside) if outside else market
-        job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
-        if not holding.movable or not job.spec.preemptible or grid is None:
-            continue
-        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or has_claims  # they come before rest
 def _outside(snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding]) -> Iterator[Contender]:
     """Yield the jobs with deadlines that have something which may not be touched now."""
     for job_id, holding in snapshot.holding.items():
@@ -292,9 +285,16 @@ def is_due(job: JobRecord, now_s: float) -> bool:
     return deadline_s is not None and job.submitted_at_s + deadline_s > now_s
 
 
+def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
+    """Yield what may be taken from running jobs."""
+    has_claims = bool(snapshot.tenants) or any(is_due(job, snapshot.now_s) for job in snapshot.jobs.values())
+    for job_id, holding in sorted(snapshot.holding.items()):
+        job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
+        if not holding.movable or not job.spec.preemptible or grid is None:
+            continue
+        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or has_claims  # they come before rest
         if _speed_of(grid, holding) is not None and is_quiet:
             yield job_id, holding
-    has_claims = bool(snapshot.tenants) or any(is_due(job, snapshot.now_s) for job in snapshot.jobs.values())
 
 
 def _recent_moves(job: JobRecord, now_s: float) -> int:
