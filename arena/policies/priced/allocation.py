@@ -86,7 +86,8 @@ def solve(
         prices: Prices to use as they are, as those of a problem that differs by little; None looks for the best.
     """
     if prices is None:
-        priced = best_prices(columns, supply, guess, whole_columns_max=effort.whole_columns_max)
+        start = incumbents[0] if incumbents else None
+        priced = best_prices(columns, supply, guess, start=start, whole_columns_max=effort.whole_columns_max)
     else:
         priced = priced_at(columns, supply, prices)
     starts = [*incumbents, repaired(columns, supply, priced)]
