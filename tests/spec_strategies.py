@@ -189,6 +189,7 @@ common_fields = {
     "priority": st.integers(-1000, 1000),
     "weight": positive,
     "deadline_s": maybe(positive),
+    "is_deadline_strict": st.booleans(),
     "budget_usd": maybe(positive),
     "preemptible": st.booleans(),
     "stop": st.fixed_dictionaries(

@@ -198,6 +198,8 @@ jobs = st.builds(
     ended_at_s=maybe(instants),
     run_time_s=instants,
     gpu_seconds=instants,
+    is_deadline_promised=st.booleans(),
+    spent_usd=instants,
     result=texts,
     error=texts,
 )

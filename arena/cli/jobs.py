@@ -119,11 +119,30 @@ def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
             ),
         ),
     ]
+    facts += _terms(job)
     if job.target is not None:
         target = f"{words.plan_text(job.target.plan, job.target.group)} on {words.places_text(job.target.allocation)}"
         facts.insert(7, ("next", f"{target}: {escaped(str(job.target.cause))}"))
     facts += [(label, escaped(text)) for label, text in (("result", job.result), ("error", job.error)) if text]
     return facts
+
+
+def _terms(job: JobView) -> list[tuple[str, str]]:
+    """Return how it stands with a job's deadline and its cost, as far as there are any."""
+    terms = []
+    if job.deadline_at_s is not None:
+        is_over = job.ended_at_s is not None
+        kept = job.ended_at_s is not None and job.ended_at_s <= job.deadline_at_s
+        promise = "promised" if job.is_deadline_promised else "not promised"
+        met = (", met" if kept else ", missed") if is_over else ""
+        terms.append(("deadline", f"{words.time_text(job.deadline_at_s)}, {promise}{met}"))
+    if job.spent_usd > 0.0 or job.budget_usd is not None:
+        budget = ""
+        if job.budget_usd is not None:
+            left_usd = max(job.budget_usd - job.spent_usd, 0.0)
+            budget = f" of a budget of {job.budget_usd:.6g}, {left_usd:.6g} left"
+        terms.append(("cost", f"{job.spent_usd:.6g} USD{budget}"))
+    return terms
 
 
 def _devices_text(job: JobView) -> str:

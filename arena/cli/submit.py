@@ -6,17 +6,21 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from arena.cli.app import App, command
 from arena.cli.quoting import quoted
 from arena.cli.wait import wait_and_tell
+from arena.cli.words import time_text
 from arena.domain.job import JobSpec
 from arena.domain.specfile import parse_spec, spec_from_fields
 from arena.domain.yamltree import SIZE_BYTES_MAX
 from arena.errors import SpecError, UserError
+
+if TYPE_CHECKING:
+    from arena.client.client import DeadlineAnswer, Submitted
 
 # Of this shell alone, or ours: a job on another machine must not inherit them.
 _SHELL_VARIABLES = {"_", "PWD", "OLDPWD", "SHLVL"}
@@ -32,6 +36,10 @@ _STDIN = "-"
 @click.option("--name", help="Name of the job.")
 @click.option("--set", "overrides", metavar="FIELD=VALUE", multiple=True, help="Replace a field, e.g. stop.steps=100.")
 @click.option("--allow-infeasible", is_flag=True, help="Queue it even if no part of the present cluster can hold it.")
+@click.option("--deadline", "deadline_s", type=float, metavar="SECONDS", help="Wished end, in seconds from now on.")
+@click.option("--deadline-strict", is_flag=True, help="Refuse the job unless its deadline can be promised.")
+@click.option("--budget", "budget_usd", type=float, metavar="USD", help="Most that the job may cost.")
+@click.option("--dry-run", is_flag=True, help="Say what would be answered, and submit nothing.")
 @click.option("--request-id", help="Submitting again with the same id gives the same job.")
 @click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit 1 unless it succeeds.")
 def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int | None:
@@ -42,25 +50,46 @@ def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int
     arena submit --gpus 2 -- python train.py --lr 3e-4
     """  # noqa: D301 - click wants the backspace itself
     spec = _left_alone(_spec(words, options))
+    allow_infeasible, dry_run = options["allow_infeasible"], options["dry_run"]
+    if dry_run and waits:
+        raise UserError("--dry-run submits nothing to --wait for")
     with app.client() as client:
-        answer = client.submit(spec, allow_infeasible=options["allow_infeasible"], request_id=options["request_id"])
+        answer = client.submit(
+            spec, allow_infeasible=allow_infeasible, request_id=options["request_id"], dry_run=dry_run
+        )
         if not waits:
-            _tell(app, answer.job_id, is_new=answer.is_new)
+            _tell(app, answer)
             return None
         if not app.out.json_mode:
-            _tell(app, answer.job_id, is_new=answer.is_new)
+            _tell(app, answer)
         return wait_and_tell(app, client, [answer.job_id])
 
 
-def _tell(app: App, job_id: str, *, is_new: bool) -> None:
+def _tell(app: App, answer: Submitted) -> None:
     if app.out.json_mode:
-        app.out.document(job_id=job_id, is_new=is_new)
+        deadline = {} if answer.deadline is None else {"deadline": answer.deadline}
+        app.out.document(job_id=answer.job_id or None, is_new=answer.is_new, **deadline)
+        return
+    if not answer.job_id:
+        app.out.line("it would be taken")
     else:
-        app.out.line(quoted(job_id) if is_new else f"{quoted(job_id)} (submitted before)")
+        app.out.line(quoted(answer.job_id) if answer.is_new else f"{quoted(answer.job_id)} (submitted before)")
+    if answer.deadline is not None:
+        click.echo(_deadline_text(answer.deadline), err=True)  # a script reads the id alone
+
+
+def _deadline_text(answer: DeadlineAnswer) -> str:
+    due = time_text(answer.deadline_at_s)
+    if answer.is_promised:
+        return f"deadline {due}: promised"
+    if answer.earliest_end_at_s is None:
+        return f"warning: deadline {due} cannot be promised: nobody can tell how long it runs (declare stop.steps)"
+    earliest = time_text(answer.earliest_end_at_s)
+    return f"warning: deadline {due} cannot be promised: the earliest that can be is {earliest}"
 
 
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
-    overrides = [field_and_value(item) for item in options["overrides"]]
+    overrides = [*(field_and_value(item) for item in options["overrides"]), *_terms(options)]
     if options["gpus"] is not None:
         return _spec_of_command(words, options, overrides)
     if len(words) > 1:
@@ -72,6 +101,12 @@ def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
     if options["name"] is not None:
         overrides.append(("name", _as_yaml(options["name"])))
     return spec_of_file(words[0], overrides)
+
+
+def _terms(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the fields that options of their own stand for."""
+    terms = [(name, repr(options[name])) for name in ("deadline_s", "budget_usd") if options[name] is not None]
+    return [*terms, *([("is_deadline_strict", "true")] if options["deadline_strict"] else [])]
 
 
 def _left_alone(spec: JobSpec) -> JobSpec:

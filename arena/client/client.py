@@ -30,11 +30,27 @@ _PAGE_SIZE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineAnswer:
+    """Whether a deadline is promised, and the earliest end that can be, None where nobody can tell."""
+
+    is_promised: bool
+    deadline_at_s: float
+    earliest_end_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """The answer to a submission; ``is_new`` is false when the request had been accepted before."""
+    """The answer to a submission.
+
+    Args:
+        job_id: Empty after a dry run.
+        is_new: False when the request had been accepted before, and after a dry run.
+        deadline: None where the job has no deadline.
+    """
 
     job_id: JobId
     is_new: bool
+    deadline: DeadlineAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +116,36 @@ class ArenaClient:
         """Close the connection."""
         self._connection.close()
 
-    def submit(self, spec: JobSpec, *, allow_infeasible: bool = False, request_id: str | None = None) -> Submitted:
+    def submit(
+        self, spec: JobSpec, *, allow_infeasible: bool = False, request_id: str | None = None, dry_run: bool = False
+    ) -> Submitted:
         """Submit a job; returns once it is on disk.
 
         Args:
             spec: The job.
             allow_infeasible: Queue it even if no group of the present cluster can hold it.
             request_id: Repeating a submission with the same id gives the same job; made here by default.
+            dry_run: Ask what would be answered, and submit nothing.
         """
         request = job_pb.SubmitJobRequest(
             hello=hello(),
             request_id=request_id or _request_id(),
             spec=codec.spec_to_proto(spec),
             allow_infeasible=allow_infeasible,
+            dry_run=dry_run,
         )
         response = self._connection.call(self._connection.jobs.SubmitJob, request)
-        return Submitted(job_id=JobId(response.job_id), is_new=response.is_new)
+        answer = response.deadline
+        deadline = DeadlineAnswer(
+            is_promised=answer.is_promised,
+            deadline_at_s=answer.deadline_at_s,
+            earliest_end_at_s=answer.earliest_end_at_s if answer.HasField("earliest_end_at_s") else None,
+        )
+        return Submitted(
+            job_id=JobId(response.job_id),
+            is_new=response.is_new,
+            deadline=deadline if response.HasField("deadline") else None,
+        )
 
     def job(self, job_id: str, *, explain: bool = False) -> JobDetail:
         """Return a job and its attempts; with ``explain`` the policy is asked about it as well."""

@@ -420,6 +420,7 @@ class JobSpec(Model):
         user: Filled in by the server from the caller's token; what a file says is checked against it.
         weight: Importance of this job's flow time to the policy.
         deadline_s: Wished end, in seconds after submission.
+        is_deadline_strict: Whether the job is refused unless its deadline can be promised.
         budget_usd: Most the job may cost.
         preemptible: Whether the job may be stopped in favour of others.
         grace_s: Seconds between the request to stop and the kill.
@@ -433,6 +434,7 @@ class JobSpec(Model):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     weight: PositiveFloat = 1.0
     deadline_s: PositiveFloat | None = None
+    is_deadline_strict: bool = False
     budget_usd: PositiveFloat | None = None
     kind: JobKind = JobKind.MALLEABLE
     preemptible: bool = True

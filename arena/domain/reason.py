@@ -52,6 +52,8 @@ class ReasonCode(StrEnum):
     BEYOND_SHARE = "beyond_share"
     SHARE = "share"
     RESERVED = "reserved"
+    BUDGET_SPENT = "budget_spent"
+    BUDGET_TOO_SMALL = "budget_too_small"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
 
@@ -127,6 +129,12 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.SHARE: (
         "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}"
+    ),
+    ReasonCode.BUDGET_SPENT: (
+        "its budget of {budget_usd:.6g} USD is spent ({spent_usd:.6g} USD): it was stopped with its state saved"
+    ),
+    ReasonCode.BUDGET_TOO_SMALL: (
+        "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"
     ),
     ReasonCode.RESERVED: "nodes {nodes} are kept for it: it starts there on {group} in {start_s:.0f} s at the latest",
     ReasonCode.REQUESTED: "requested by {by}",

@@ -204,6 +204,7 @@ class JobRecord:
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
         is_deadline_promised: Whether its deadline could be promised when its first grid was there.
+        spent_usd: Price of the GPU time of its attempts that have ended.
     """
 
     job_id: JobId
@@ -236,6 +237,7 @@ class JobRecord:
     run_time_s: float = 0.0
     gpu_seconds: float = 0.0
     is_deadline_promised: bool = False
+    spent_usd: float = 0.0
     result: str = ""
     error: str = ""
 

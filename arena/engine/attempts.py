@@ -27,6 +27,7 @@ from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.outcome import conclude_job, drop_target
+from arena.engine.spending import usd_per_s
 
 NOT_THE_NODES_FAULT = frozenset({"port", "config"})
 """Launch failures that say nothing about the node: a port taken, a job that can never be started."""
@@ -317,7 +318,7 @@ def _conclude(draft: Draft, attempt: AttemptRecord) -> None:
     )
     if any(end.error_code == "port" for end in attempt.ends):
         _skip_ports(draft, attempt)
-    job = _with_service(draft.state.jobs[attempt.job_id], attempt, draft.now_s)
+    job = _with_service(draft, draft.state.jobs[attempt.job_id], attempt)
     conclude_job(draft, job, attempt, outcome)
     follow_up = draft.state.jobs.get(attempt.job_id)
     if follow_up is not None:
@@ -359,7 +360,8 @@ def _error(attempt: AttemptRecord, outcome: EndKind) -> str:
     return named.message
 
 
-def _with_service(job: JobRecord, attempt: AttemptRecord, now_s: float) -> JobRecord:
+def _with_service(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> JobRecord:
+    now_s = draft.now_s
     started_at_s = attempt.first_step_at_s if attempt.first_step_at_s is not None else now_s
     held_s = now_s - attempt.launched_at_s
     return replace(
@@ -367,6 +369,7 @@ def _with_service(job: JobRecord, attempt: AttemptRecord, now_s: float) -> JobRe
         attempt_id=None,
         run_time_s=job.run_time_s + now_s - started_at_s,
         gpu_seconds=job.gpu_seconds + held_s * attempt.allocation.gpu_count,
+        spent_usd=job.spent_usd + held_s * usd_per_s(attempt.group, draft.config.usd_per_hour),
         predecessor=_predecessor_after(attempt, now_s),
     )
 

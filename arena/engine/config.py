@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from arena.domain.tenants import Guarantees
@@ -35,6 +36,7 @@ class EngineConfig:
         shape_settle_s: How long the set of nodes must have been stable before grids are built anew.
         restart_s: Cost of a reconfiguration assumed until some have been measured.
         tenants: Guaranteed GPUs by project.
+        usd_per_hour: Price of a GPU hour of each type; without one it costs nothing.
     """
 
     checkpoint_root: str = ""
@@ -58,3 +60,4 @@ class EngineConfig:
     shape_settle_s: float = 0.5
     restart_s: float = 10.0
     tenants: Guarantees = field(default_factory=dict)
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)

@@ -22,9 +22,10 @@ from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
-from arena.engine.jobs import wake
+from arena.engine.jobs import hold_spent, wake
 from arena.engine.node_state import settle_node
 from arena.engine.nodes import lose, retry_targets
+from arena.engine.spending import spent_at_s
 
 _STOPPED = frozenset({AttemptState.STOPPING, AttemptState.ENDED})
 
@@ -70,6 +71,9 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
     limit_at_s = _time_limit_at_s(attempt, job)
     if limit_at_s is not None:
         instants.append(limit_at_s)
+    budget_ends_at_s = spent_at_s(job, attempt, config.usd_per_hour)
+    if budget_ends_at_s is not None:
+        instants.append(budget_ends_at_s)
     return instants
 
 
@@ -114,7 +118,7 @@ def job_due(draft: Draft, job: JobRecord) -> None:
 
 
 def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:
-    """Look at an attempt: it may be late to start, late to stop, half ended, or at its time limit."""
+    """Look at an attempt: it may be late to start, late to stop, half ended, or at the end of its time or budget."""
     config, now_s = draft.config, draft.now_s
     job = draft.state.jobs[attempt.job_id]
     if attempt.state is AttemptState.LAUNCHING and now_s >= attempt.launched_at_s + config.launch_deadline_s:
@@ -163,6 +167,10 @@ def _overdue(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
     limit_at_s = _time_limit_at_s(attempt, job)
     if limit_at_s is not None and draft.now_s >= limit_at_s:
         stop_attempt(draft, attempt, "save", reason(ReasonCode.REQUESTED, by="its time limit", limit="time"))
+        return
+    budget_ends_at_s = spent_at_s(job, attempt, draft.config.usd_per_hour)
+    if budget_ends_at_s is not None and draft.now_s >= budget_ends_at_s:
+        hold_spent(draft, job)
 
 
 def node_due(draft: Draft, node: NodeRecord) -> None:

@@ -11,6 +11,7 @@ from arena.domain.struck import without
 from arena.engine.attempts import stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.outcome import drop_target
+from arena.engine.spending import is_spent, spent_usd
 
 
 def submit(draft: Draft, event: JobSubmitted) -> None:
@@ -53,6 +54,8 @@ def change_wish(draft: Draft, event: JobWishChanged) -> None:
 
 
 def _release(draft: Draft, job: JobRecord) -> None:
+    if is_spent(job):
+        return  # it would be stopped at once
     state = JobState.QUEUED if job.state is JobState.HELD else job.state
     cause = reason(ReasonCode.NOT_YET_EVALUATED)
     draft.put_job(
@@ -60,6 +63,18 @@ def _release(draft: Draft, job: JobRecord) -> None:
             job, wish=Wish.RUN, state=state, reasons=(cause,), evaluation_failure_count=0, restarts_since_progress=0
         )
     )
+
+
+def hold_spent(draft: Draft, job: JobRecord) -> None:
+    """Save and hold a job that runs and has used up its budget; one that is about to end is left to it."""
+    live = draft.state.attempts.get(job.attempt_id) if job.attempt_id is not None else None
+    if live is None or job.state in {JobState.FINISHING, JobState.CANCELLING, JobState.PREEMPTING}:
+        return
+    spent = spent_usd(job, live, draft.config.usd_per_hour, draft.now_s)
+    cause = reason(ReasonCode.BUDGET_SPENT, budget_usd=job.spec.budget_usd or 0.0, spent_usd=spent)
+    drop_target(draft, job)
+    draft.put_job(replace(job, wish=Wish.HOLD, target=None, state=JobState.PREEMPTING, reasons=(cause,)))
+    stop_attempt(draft, live, "save", cause)
 
 
 def _take_off(draft: Draft, job: JobRecord, now: JobState, after_stop: JobState, by: str) -> None:

@@ -57,6 +57,7 @@ class Snapshot:
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
         checkpoint_root: Place of the jobs that name none; empty when unknown.
         history: What jobs that ended have taught about lengths.
+        usd_per_hour: Price of a GPU hour of each type; without one it costs nothing.
         tenants: Guaranteed GPUs by project.
     """
 
@@ -72,6 +73,7 @@ class Snapshot:
     restart_s: float = 10.0
     checkpoint_root: str = ""
     history: LengthHistory = field(default_factory=LengthHistory)
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     tenants: Guarantees = field(default_factory=dict)
 
 

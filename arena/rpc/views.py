@@ -42,6 +42,7 @@ class JobView:
         group, plan, allocation: Of the live attempt; None while none is live, ``plan`` also for command jobs.
         step_limit: The last step by the stop condition, None when steps do not end the job.
         spec: None where the reader may not see it (and in lists).
+        spent_usd: What its attempts have cost, up to when it was looked at.
     """
 
     job_id: JobId
@@ -76,6 +77,10 @@ class JobView:
     spec: JobSpec | None = None
     result: str = ""
     error: str = ""
+    deadline_at_s: float | None = None
+    is_deadline_promised: bool = False
+    budget_usd: float | None = None
+    spent_usd: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +286,10 @@ def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool,
         spec=spec if private and with_spec else None,
         result=record.result if private else "",
         error=record.error if private else "",
+        deadline_at_s=None if spec.deadline_s is None else record.submitted_at_s + spec.deadline_s,
+        is_deadline_promised=record.is_deadline_promised,
+        budget_usd=spec.budget_usd,
+        spent_usd=record.spent_usd,
     )
 
 

@@ -20,6 +20,7 @@ from arena.domain.tenants import Guarantees
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.errors import AlreadyRunningError, UserError
+from arena.planner.hardware import catalog
 from arena.planner.mixed import MixedCells
 from arena.planner.source import PlannerGridSource
 from arena.policies.base import Policy
@@ -42,7 +43,7 @@ from arena_scheduler.services.jobs import JobService
 from arena_scheduler.services.streams import EventStreams, LogStreams, StreamSlots
 from arena_scheduler.sessions import Sessions
 from arena_scheduler.store.writes import SqliteStore
-from arena_scheduler.submission import Submission
+from arena_scheduler.submission import AskAdmission, Submission
 from arena_scheduler.tenant_view import tenants_from_file
 from arena_scheduler.world import LiveWorld
 
@@ -81,6 +82,7 @@ class _Parts:
     driver: Driver
     relay: LogRelay
     view: ClusterView
+    admission: AskAdmission
     policy: Policy
 
 
@@ -209,6 +211,7 @@ def _build(
         explain=engine.explain,
         warnings=store.warnings,
         tenants=tenants,
+        usd_per_hour=engine.config.usd_per_hour,
     )
     return _Parts(
         config=config,
@@ -222,6 +225,7 @@ def _build(
         driver=driver,
         relay=LogRelay(sessions),
         view=view,
+        admission=engine.admission,
         policy=policy,
     )
 
@@ -235,6 +239,7 @@ def engine_config(config: SchedulerConfig, tenants: Guarantees | None = None) ->
         launch_deadline_s=config.launch_deadline_s,
         restart_s=config.restart_s,
         tenants=tenants or {},
+        usd_per_hour={name: gpu_type.usd_per_hour for name, gpu_type in catalog().items()},
     )
 
 
@@ -246,7 +251,9 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
     server = grpc.aio.server(options=_SERVER_OPTIONS)
     reader = parts.store.reader
     slots = StreamSlots()
-    submission = Submission(store=parts.store, inbox=parts.inbox, grids=parts.grids, view=parts.view)
+    submission = Submission(
+        store=parts.store, inbox=parts.inbox, grids=parts.grids, view=parts.view, admission=parts.admission
+    )
     jobs = JobService(
         access=access,
         reader=reader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from arena.domain.cluster import NodeState
@@ -14,6 +14,7 @@ from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord, JobState, NodeRecord
 from arena.domain.tenants import Guarantees
+from arena.engine.spending import spent_usd
 from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
 from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
@@ -39,6 +40,7 @@ class ClusterView:
         explain: Asks the policy about one job.
         warnings: What the store could not read.
         tenants: Guaranteed GPUs by project.
+        usd_per_hour: Price of a GPU hour of each type.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class ClusterView:
         explain: Callable[[ClusterState, JobId, float], tuple[Reason, ...]],
         warnings: tuple[str, ...] = (),
         tenants: Guarantees | None = None,
+        usd_per_hour: Mapping[str, float] | None = None,
     ) -> None:
         self._driver = driver
         self._now_s = now_s
@@ -59,6 +62,7 @@ class ClusterView:
         self._explain = explain
         self._warnings = warnings
         self._tenants: Guarantees = tenants or {}
+        self._usd_per_hour: Mapping[str, float] = usd_per_hour or {}
         self._started_at_s = now_s()
         self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
 
@@ -66,6 +70,15 @@ class ClusterView:
     def state(self) -> ClusterState:
         """The durable state."""
         return self._driver.durable_state
+
+    @property
+    def now_s(self) -> float:
+        """The present instant."""
+        return self._now_s()
+
+    async def changed(self) -> None:
+        """Return after the next durable batch."""
+        await self._driver.changed()
 
     def job(self, record: JobRecord) -> JobRecord:
         """Return a job in its latest version, with its reasons as of the latest decision."""
@@ -79,7 +92,8 @@ class ClusterView:
         """Return a job as a caller may see it."""
         job = self.job(record)
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
-        return job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
+        view = job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
+        return replace(view, spent_usd=spent_usd(job, attempt, self._usd_per_hour, self._now_s()))
 
     def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
         """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""

@@ -16,7 +16,8 @@ from arena.planner.mixed import MixedCells
 
 GRIDS_REMEMBERED = 256
 _IRRELEVANT = {
-    "name", "user", "project", "priority", "weight", "deadline_s", "budget_usd", "preemptible", "stop", "checkpoint",
+    "name", "user", "project", "priority", "weight", "deadline_s", "is_deadline_strict", "budget_usd", "preemptible",
+    "stop", "checkpoint",
     "output_dir", "grace_s", "stall_timeout_s", "retry",
 }  # fmt: skip
 _IRRELEVANT_TO_COMMANDS = {"argv", "cwd", "env"}

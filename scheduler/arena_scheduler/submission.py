@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from arena.domain.capability import job_refusals
 from arena.domain.cluster import ClusterShape
@@ -13,8 +15,9 @@ from arena.domain.events import JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
-from arena.engine.state import shape_of
-from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, SpecError, UserError
+from arena.engine.state import ClusterState, shape_of
+from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, RefusedError, SpecError, UserError
+from arena.policies.base import Admission
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.grids import GridCache, largest_feasible
@@ -23,14 +26,37 @@ from arena_scheduler.reading import LiveStore
 
 INFEASIBLE_NAMED_MAX = 5
 REQUESTS_REMEMBERED = 100_000
+PLANNED_WITHIN_S = 2.0
+"""A deadline waits so long at most for the one before it to be in the plan."""
+
+AskAdmission = Callable[[ClusterState, JobSpec, Grid, float], Admission | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlineAnswer:
+    """Whether a job's deadline is promised.
+
+    Args:
+        earliest_end_at_s: The earliest end that can be promised, None where nobody can tell.
+    """
+
+    is_promised: bool
+    deadline_at_s: float
+    earliest_end_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """The answer to a submission."""
+    """The answer to a submission.
 
-    job_id: JobId
+    Args:
+        job_id: None after a dry run.
+        deadline: None where the job has no deadline, or was submitted before.
+    """
+
+    job_id: JobId | None
     is_new: bool
+    deadline: DeadlineAnswer | None = None
 
 
 def _refuse_for_good(spec: JobSpec) -> None:
@@ -49,16 +75,43 @@ def _refuse_for_good(spec: JobSpec) -> None:
 
 
 class Submission:
-    """Everything between a valid specification and a durable job."""
+    """Everything between a valid specification and a durable job.
 
-    def __init__(self, *, store: LiveStore, inbox: Inbox, grids: GridCache, view: ClusterView) -> None:
+    A deadline is a wish first: who misses it has still done the work, and most would rather have it late than not at
+    all. So a job whose deadline cannot be promised is taken, with a warning and the date that could be; only one that
+    says ``is_deadline_strict`` is refused. What is asked before (in a thread, from a state, which is a value) and what
+    the engine decides when the job's grid arrives are the same function of the same state: jobs with deadlines come in
+    one after the other.
+
+    Args:
+        admission: Asks the policy whether the deadline of a job that is not submitted yet could be promised.
+    """
+
+    def __init__(
+        self, *, store: LiveStore, inbox: Inbox, grids: GridCache, view: ClusterView, admission: AskAdmission
+    ) -> None:
         self._store = store
         self._inbox = inbox
         self._grids = grids
         self._view = view
+        self._admission = admission
+        self._admitting = asyncio.Lock()
         self._under_way: dict[tuple[str, str], asyncio.Future[JobId]] = {}
         self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
+
+    async def try_out(self, spec: JobSpec, caller: Caller, *, allow_infeasible: bool) -> Submitted:
+        """Return what a submission would be answered, and submit nothing.
+
+        Raises:
+            UserError: No cluster could run the job.
+            RefusedError: It would be refused.
+        """
+        _refuse_for_good(spec)
+        _user_of(spec, caller)
+        if not allow_infeasible:
+            await self._refuse_infeasible(spec)
+        return Submitted(job_id=None, is_new=False, deadline=await self._deadline_answer(spec))
 
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Take a job and return once it is on disk; the same request again gives the same job.
@@ -66,6 +119,7 @@ class Submission:
         Raises:
             UserError: There is no request id, or another user's job has it; no cluster could run the job.
             InfeasibleError: No group of the present cluster can hold the job.
+            RefusedError: Its deadline is strict and cannot be promised.
             ResourceExhaustedError: Nothing can be written.
         """
         if not request_id:
@@ -79,16 +133,58 @@ class Submission:
         answer: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
         self._under_way[key] = answer
         try:
-            submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+            submitted = await self._admitted(spec, user, request_id, allow_infeasible=allow_infeasible)
         except BaseException as error:
             answer.set_exception(error if isinstance(error, Exception) else UserError("the submission was cancelled"))
             answer.exception()  # seen, even if nobody else waits
             raise
         else:
+            assert submitted.job_id is not None
             answer.set_result(submitted.job_id)
             return submitted
         finally:
             del self._under_way[key]
+
+    async def _admitted(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
+        """Submit a job; one with a deadline has its answer before the next one asks."""
+        if spec.deadline_s is None:
+            return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+        async with self._admitting:
+            answer = None if request_id in self._recent else await self._deadline_answer(spec)
+            submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+            if submitted.is_new and submitted.job_id is not None and answer is not None:
+                await self._until_planned(submitted.job_id)
+                return replace(submitted, deadline=answer)
+            return submitted
+
+    async def _deadline_answer(self, spec: JobSpec) -> DeadlineAnswer | None:
+        """Return whether a deadline can be promised.
+
+        Raises:
+            RefusedError: It is strict and cannot be.
+        """
+        shape = self._present_shape()
+        if spec.deadline_s is None:
+            return None
+        found, now_s = None, self._view.now_s
+        if shape.pools:
+            grid = (await self._grids.get(spec, shape)).grid
+            found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
+        answer = DeadlineAnswer(
+            is_promised=found is not None and found.is_promised,
+            deadline_at_s=now_s + spec.deadline_s,
+            earliest_end_at_s=None if found is None else found.earliest_end_s,
+        )
+        if spec.is_deadline_strict and not answer.is_promised:
+            raise _too_late(spec, answer, now_s)
+        return answer
+
+    async def _until_planned(self, job_id: JobId) -> None:
+        """Wait until a job's grid is known, so that the next deadline is weighed beside this one; not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PLANNED_WITHIN_S):
+                while job_id in self._view.state.jobs and job_id not in self._view.state.grids:
+                    await self._view.changed()
 
     async def _submit(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
         recent = self._recent.get(request_id)
@@ -144,6 +240,22 @@ class Submission:
             fix="ask for less, or queue it with --allow-infeasible",
             details={"largest_feasible": str(largest), "gpu_count": str(shape.gpu_count)},
         )
+
+
+def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float) -> RefusedError:
+    assert spec.deadline_s is not None
+    earliest_s = None if answer.earliest_end_at_s is None else answer.earliest_end_at_s - now_s
+    if earliest_s is None:
+        why, fix = "nobody can tell how long it runs", "declare stop.steps or stop.time_limit_s"
+    else:
+        why = f"the earliest end that can be promised is in {earliest_s:.0f} s"
+        fix = f"set deadline_s to {earliest_s + 1:.0f} or more, or leave out is_deadline_strict"
+    return RefusedError(
+        f"the deadline of job {spec.name!r} in {spec.deadline_s:.0f} s cannot be promised",
+        why=why,
+        fix=fix,
+        details={} if earliest_s is None else {"earliest_end_s": f"{earliest_s:.3f}"},
+    )
 
 
 def _repeated(job_id: JobId, owner: str, user: str) -> Submitted:

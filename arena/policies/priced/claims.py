@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.policies.base import Snapshot
+from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.deadlines import (
@@ -57,6 +58,7 @@ class Claims:
         value: By column.
         plan: Of the jobs with deadlines.
         reservations: By contender.
+        unaffordable: Why budgets offer contenders nothing else than what they have.
         finer: The values of the jobs as a share of all value, claims included: what a solver takes as near enough to
             the best must be nearer by this, or it would be far from it for those that have no claim.
         next_look_s: When a claim changes even if nothing happens.
@@ -66,6 +68,7 @@ class Claims:
     value: Floats
     plan: Plan | None
     reservations: Mapping[int, Reservation]
+    unaffordable: Mapping[int, Reason]
     finer: float
     next_look_s: float | None
 
@@ -74,7 +77,7 @@ class Claims:
         due = deadline_reason(snapshot, self.market, self.plan, at)
         kept = self.reservations.get(at)
         told = None if kept is None else reservation_reason(snapshot, self.market, kept)
-        return tuple(one for one in (told, due) if one is not None)
+        return tuple(one for one in (self.unaffordable.get(at), told, due) if one is not None)
 
     def explained(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return the same and more, for one job that is asked about."""
@@ -84,12 +87,14 @@ class Claims:
 
 def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, changes: ChangeRules) -> Claims:
     """Put all claims into a market and the values of its columns."""
-    offered = offered_columns(snapshot, market)
-    overdue = _overdue(snapshot, market, offered, changes)
-    plan = planned(snapshot, market, power, offered, None if overdue is None else _block(market, overdue))
+    affordable = offered(snapshot, market)
+    mask = affordable.mask(market)
+    overdue = _overdue(snapshot, market, mask, changes)
+    plan = planned(snapshot, market, power, mask, None if overdue is None else _block(market, overdue))
     raised = value if plan is None else steadied(market, value)
     raised = pressed(snapshot, market, plan, raised, changes)
     raised = urged(snapshot, market, raised, changes.wait_max_s)
+    raised = raised if affordable.columns is None else np.where(mask, raised, -1.0)
     reservations = _reservations(snapshot, market, plan, overdue, changes)
     instants = (
         next_look_s(snapshot, market, changes.wait_max_s),
@@ -101,24 +106,18 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
         value=raised,
         plan=plan,
         reservations=reservations,
+        unaffordable=affordable.reasons,
         finer=1.0 if raised is value else _best_sum(market, value) / max(_best_sum(market, raised), 1e-300),
         next_look_s=min((at_s for at_s in instants if at_s is not None), default=None),
     )
 
 
-def offered_columns(snapshot: Snapshot, market: Market) -> NDArray[np.bool_]:
-    """Return which columns may be had at all."""
-    return np.ones(len(market.job), dtype=bool)
-
-
-def _overdue(
-    snapshot: Snapshot, market: Market, offered: NDArray[np.bool_], changes: ChangeRules
-) -> Reservation | None:
+def _overdue(snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], changes: ChangeRules) -> Reservation | None:
     """Return the nodes for the job that has waited longest, if that is too long."""
     at = longest_overdue(snapshot, market, changes.wait_max_s)
     if at is None:
         return None
-    own = np.flatnonzero((market.job == at) & offered)
+    own = np.flatnonzero((market.job == at) & mask)
     if not len(own):
         return None
     return reserved(market, node_times(snapshot, market), own, lengths_of(snapshot, market, own))

@@ -21,8 +21,9 @@ from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
 from arena.policies.priced.allocation import Answer, Effort, solve
+from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
-from arena.policies.priced.claims import Claims, claimed, offered_columns
+from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.deadlines import admitted
 from arena.policies.priced.explaining import cause_of, explained, offer_of
@@ -92,7 +93,7 @@ class PricedPolicy:
         market = market_of(snapshot, self._tables)
         if not len(market.job):
             return None
-        return admitted(snapshot, market, _power(market), offered_columns(snapshot, market), job_id)
+        return admitted(snapshot, market, _power(market), offered(snapshot, market).mask(market), job_id)
 
     def _chosen(
         self, snapshot: Snapshot, market: Market, problem: Problem

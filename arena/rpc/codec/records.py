@@ -138,6 +138,10 @@ def job_view_to_proto(view: JobView) -> pb.Job:
         spec=spec_to_proto(view.spec) if view.spec else None,
         result=view.result,
         error=view.error,
+        deadline_at_s=view.deadline_at_s,
+        is_deadline_promised=view.is_deadline_promised,
+        budget_usd=view.budget_usd,
+        spent_usd=view.spent_usd,
     )
 
 
@@ -177,6 +181,10 @@ def job_from_proto(message: pb.Job) -> JobView:
         spec=sub(message.spec, message.HasField("spec"), spec_from_proto),
         result=message.result,
         error=message.error,
+        deadline_at_s=optional(message, "deadline_at_s"),
+        is_deadline_promised=message.is_deadline_promised,
+        budget_usd=optional(message, "budget_usd"),
+        spent_usd=message.spent_usd,
     )
 
 

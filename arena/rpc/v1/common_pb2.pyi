@@ -1130,6 +1130,7 @@ class JobSpec(_message.Message):
     GRACE_S_FIELD_NUMBER: _builtins.int
     STALL_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     RETRY_FIELD_NUMBER: _builtins.int
+    IS_DEADLINE_STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     user: _builtins.str
     project: _builtins.str
@@ -1142,6 +1143,8 @@ class JobSpec(_message.Message):
     output_dir: _builtins.str
     grace_s: _builtins.float
     stall_timeout_s: _builtins.float
+    is_deadline_strict: _builtins.bool
+    """Refuse the job unless its deadline can be promised."""
     @_builtins.property
     def train(self) -> Global___TrainSpec: ...
     @_builtins.property
@@ -1178,10 +1181,11 @@ class JobSpec(_message.Message):
         grace_s: _builtins.float = ...,
         stall_timeout_s: _builtins.float | None = ...,
         retry: Global___RetrySpec | None = ...,
+        is_deadline_strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd", "_deadline_s", b"_deadline_s", "_output_dir", b"_output_dir", "_stall_timeout_s", b"_stall_timeout_s", "_user", b"_user", "budget_usd", b"budget_usd", "checkpoint", b"checkpoint", "command", b"command", "deadline_s", b"deadline_s", "gpus", b"gpus", "output_dir", b"output_dir", "parallel", b"parallel", "retry", b"retry", "stall_timeout_s", b"stall_timeout_s", "stop", b"stop", "train", b"train", "user", b"user", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd", "_deadline_s", b"_deadline_s", "_output_dir", b"_output_dir", "_stall_timeout_s", b"_stall_timeout_s", "_user", b"_user", "budget_usd", b"budget_usd", "checkpoint", b"checkpoint", "command", b"command", "deadline_s", b"deadline_s", "gpus", b"gpus", "grace_s", b"grace_s", "kind", b"kind", "name", b"name", "output_dir", b"output_dir", "parallel", b"parallel", "preemptible", b"preemptible", "priority", b"priority", "project", b"project", "retry", b"retry", "stall_timeout_s", b"stall_timeout_s", "stop", b"stop", "train", b"train", "user", b"user", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd", "_deadline_s", b"_deadline_s", "_output_dir", b"_output_dir", "_stall_timeout_s", b"_stall_timeout_s", "_user", b"_user", "budget_usd", b"budget_usd", "checkpoint", b"checkpoint", "command", b"command", "deadline_s", b"deadline_s", "gpus", b"gpus", "grace_s", b"grace_s", "is_deadline_strict", b"is_deadline_strict", "kind", b"kind", "name", b"name", "output_dir", b"output_dir", "parallel", b"parallel", "preemptible", b"preemptible", "priority", b"priority", "project", b"project", "retry", b"retry", "stall_timeout_s", b"stall_timeout_s", "stop", b"stop", "train", b"train", "user", b"user", "weight", b"weight", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__budget_usd: _TypeAlias = _typing.Literal["budget_usd"]  # noqa: Y015
     _WhichOneofArgType__budget_usd: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd"]  # noqa: Y015
@@ -1730,6 +1734,10 @@ class Job(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    DEADLINE_AT_S_FIELD_NUMBER: _builtins.int
+    IS_DEADLINE_PROMISED_FIELD_NUMBER: _builtins.int
+    BUDGET_USD_FIELD_NUMBER: _builtins.int
+    SPENT_USD_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     user: _builtins.str
@@ -1755,6 +1763,12 @@ class Job(_message.Message):
     step_limit: _builtins.int
     result: _builtins.str
     error: _builtins.str
+    deadline_at_s: _builtins.float
+    is_deadline_promised: _builtins.bool
+    """Whether the deadline was promised when the job came."""
+    budget_usd: _builtins.float
+    spent_usd: _builtins.float
+    """What its attempts have cost, up to now."""
     @_builtins.property
     def group(self) -> Global___GpuGroup: ...
     @_builtins.property
@@ -1804,13 +1818,21 @@ class Job(_message.Message):
         spec: Global___JobSpec | None = ...,
         result: _builtins.str = ...,
         error: _builtins.str = ...,
+        deadline_at_s: _builtins.float | None = ...,
+        is_deadline_promised: _builtins.bool = ...,
+        budget_usd: _builtins.float | None = ...,
+        spent_usd: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "ended_at_s", b"ended_at_s", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "group", b"group", "plan", b"plan", "progress", b"progress", "spec", b"spec", "step_limit", b"step_limit", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "deadline_at_s", b"deadline_at_s", "ended_at_s", b"ended_at_s", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "group", b"group", "plan", b"plan", "progress", b"progress", "spec", b"spec", "step_limit", b"step_limit", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "changed_at_s", b"changed_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "changed_at_s", b"changed_at_s", "deadline_at_s", b"deadline_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "is_deadline_promised", b"is_deadline_promised", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "spent_usd", b"spent_usd", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt_id: _TypeAlias = _typing.Literal["attempt_id"]  # noqa: Y015
     _WhichOneofArgType__attempt_id: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id"]  # noqa: Y015
+    _WhichOneofReturnType__budget_usd: _TypeAlias = _typing.Literal["budget_usd"]  # noqa: Y015
+    _WhichOneofArgType__budget_usd: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd"]  # noqa: Y015
+    _WhichOneofReturnType__deadline_at_s: _TypeAlias = _typing.Literal["deadline_at_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_at_s: _TypeAlias = _typing.Literal["_deadline_at_s", b"_deadline_at_s"]  # noqa: Y015
     _WhichOneofReturnType__ended_at_s: _TypeAlias = _typing.Literal["ended_at_s"]  # noqa: Y015
     _WhichOneofArgType__ended_at_s: _TypeAlias = _typing.Literal["_ended_at_s", b"_ended_at_s"]  # noqa: Y015
     _WhichOneofReturnType__evaluated_at_s: _TypeAlias = _typing.Literal["evaluated_at_s"]  # noqa: Y015
@@ -1823,6 +1845,10 @@ class Job(_message.Message):
     _WhichOneofArgType__step_limit: _TypeAlias = _typing.Literal["_step_limit", b"_step_limit"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__attempt_id) -> _WhichOneofReturnType__attempt_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_usd) -> _WhichOneofReturnType__budget_usd | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_at_s) -> _WhichOneofReturnType__deadline_at_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_at_s) -> _WhichOneofReturnType__ended_at_s | None: ...
     @_typing.overload

@@ -27,9 +27,12 @@ class SubmitJobRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     ALLOW_INFEASIBLE_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     allow_infeasible: _builtins.bool
     """Queue the job even if no group of the present cluster can hold it."""
+    dry_run: _builtins.bool
+    """Say what would be answered, and submit nothing."""
     @_builtins.property
     def hello(self) -> _common_pb2.Hello: ...
     @_builtins.property
@@ -41,10 +44,11 @@ class SubmitJobRequest(_message.Message):
         request_id: _builtins.str = ...,
         spec: _common_pb2.JobSpec | None = ...,
         allow_infeasible: _builtins.bool = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_infeasible", b"allow_infeasible", "hello", b"hello", "request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_infeasible", b"allow_infeasible", "dry_run", b"dry_run", "hello", b"hello", "request_id", b"request_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -56,22 +60,59 @@ class SubmitJobResponse(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     IS_NEW_FIELD_NUMBER: _builtins.int
+    DEADLINE_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Empty after a dry run."""
     is_new: _builtins.bool
-    """False when this request_id had been accepted before."""
+    """False when this request_id had been accepted before, and after a dry run."""
+    @_builtins.property
+    def deadline(self) -> Global___DeadlineAnswer:
+        """Absent where the job has no deadline."""
+
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         is_new: _builtins.bool = ...,
+        deadline: Global___DeadlineAnswer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_new", b"is_new", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "is_new", b"is_new", "job_id", b"job_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitJobResponse: _TypeAlias = SubmitJobResponse  # noqa: Y015
+
+@_typing.final
+class DeadlineAnswer(_message.Message):
+    """Whether a deadline is promised."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_PROMISED_FIELD_NUMBER: _builtins.int
+    DEADLINE_AT_S_FIELD_NUMBER: _builtins.int
+    EARLIEST_END_AT_S_FIELD_NUMBER: _builtins.int
+    is_promised: _builtins.bool
+    deadline_at_s: _builtins.float
+    earliest_end_at_s: _builtins.float
+    """The earliest end that can be promised; absent where nobody can tell, as of a job of unknown length."""
+    def __init__(
+        self,
+        *,
+        is_promised: _builtins.bool = ...,
+        deadline_at_s: _builtins.float = ...,
+        earliest_end_at_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "earliest_end_at_s", b"earliest_end_at_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "deadline_at_s", b"deadline_at_s", "earliest_end_at_s", b"earliest_end_at_s", "is_promised", b"is_promised"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__earliest_end_at_s: _TypeAlias = _typing.Literal["earliest_end_at_s"]  # noqa: Y015
+    _WhichOneofArgType__earliest_end_at_s: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__earliest_end_at_s) -> _WhichOneofReturnType__earliest_end_at_s | None: ...
+
+Global___DeadlineAnswer: _TypeAlias = DeadlineAnswer  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
 from typing import Literal
 
 from arena.domain.events import JobWishChanged
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.records import EntryKind, JobRecord, Wish
+from arena.engine.spending import is_spent
 from arena.errors import IllegalTransitionError, NotFoundError, SpecError, UserError
 from arena.rpc import codec
 from arena.rpc.codec import enums
@@ -59,7 +61,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
 
     @unary
     async def SubmitJob(self, request: pb.SubmitJobRequest, caller: Caller) -> pb.SubmitJobResponse:  # noqa: N802
-        """Take a job; returns once it is on disk."""
+        """Take a job, or say what would be answered; returns once it is on disk."""
         size_bytes = request.spec.ByteSize()
         if size_bytes > SPEC_BYTES_MAX:
             raise SpecError(
@@ -69,10 +71,18 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
                 details={"size_bytes": str(size_bytes), "size_bytes_max": str(SPEC_BYTES_MAX)},
             )
         spec = codec.spec_from_proto(request.spec)
-        submitted = await self._submission.submit(
-            spec, caller, request.request_id, allow_infeasible=request.allow_infeasible
+        allow_infeasible = request.allow_infeasible
+        if request.dry_run:
+            submitted = await self._submission.try_out(spec, caller, allow_infeasible=allow_infeasible)
+        else:
+            submitted = await self._submission.submit(
+                spec, caller, request.request_id, allow_infeasible=allow_infeasible
+            )
+        return pb.SubmitJobResponse(
+            job_id=submitted.job_id or "",
+            is_new=submitted.is_new,
+            deadline=None if submitted.deadline is None else pb.DeadlineAnswer(**asdict(submitted.deadline)),
         )
-        return pb.SubmitJobResponse(job_id=submitted.job_id, is_new=submitted.is_new)
 
     async def _job(self, name: str) -> JobRecord:
         job_id = JobId(name)
@@ -152,6 +162,12 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
     async def _wish(self, name: str, wish: Literal["hold", "run"], caller: Caller) -> JobRecord:
         job = await self._job(name)
         caller.require_owner(job.user, f"job {name}")
+        if wish == "run" and is_spent(job):
+            raise IllegalTransitionError(
+                f"job {name} cannot be released",
+                why=f"its budget of {job.spec.budget_usd:.6g} USD is spent",
+                fix="submit it again with a budget for what is left; its checkpoints are where they were",
+            )
         if job.state.is_terminal or job.wish is Wish.CANCEL:
             verb = "held" if wish == "hold" else "released"
             raise IllegalTransitionError(f"job {name} cannot be {verb}", why=f"it is {job.state.value}")

@@ -1,0 +1,36 @@
+"""What attempts cost, and when a job's budget ends. Pure: no I/O, no clock.
+
+A GPU costs its type's price from launch to verified end, whatever is done with it: starting, loading and saving count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from arena.domain.allocation import GpuGroup
+from arena.domain.records import AttemptRecord, JobRecord
+
+
+def usd_per_s(group: GpuGroup, usd_per_hour: Mapping[str, float]) -> float:
+    """Return what a second of a group costs; types without a price cost nothing."""
+    return sum(part.gpu_count * usd_per_hour.get(part.gpu_type, 0.0) for part in group.parts) / 3600.0
+
+
+def spent_usd(job: JobRecord, attempt: AttemptRecord | None, usd_per_hour: Mapping[str, float], now_s: float) -> float:
+    """Return what a job has cost by now, its live attempt included."""
+    if attempt is None or not attempt.is_live:
+        return job.spent_usd
+    return job.spent_usd + max(now_s - attempt.launched_at_s, 0.0) * usd_per_s(attempt.group, usd_per_hour)
+
+
+def is_spent(job: JobRecord) -> bool:
+    """Tell whether nothing is left of a job's budget."""
+    return job.spec.budget_usd is not None and job.spent_usd >= job.spec.budget_usd
+
+
+def spent_at_s(job: JobRecord, attempt: AttemptRecord, usd_per_hour: Mapping[str, float]) -> float | None:
+    """Return when an attempt will have used up its job's budget, None where it never does."""
+    price = usd_per_s(attempt.group, usd_per_hour)
+    if job.spec.budget_usd is None or price <= 0.0:
+        return None
+    return attempt.launched_at_s + max(job.spec.budget_usd - job.spent_usd, 0.0) / price
