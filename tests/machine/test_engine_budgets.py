@@ -1,0 +1,74 @@
+"""Budgets in the engine: what attempts cost is counted, and who has nothing left is saved and held."""
+
+from __future__ import annotations
+
+import pytest
+
+from arena.domain.events import JobSubmitted, JobWishChanged, NodeRegistered, Tick
+from arena.domain.job import JobId, JobSpec
+from arena.domain.reason import ReasonCode
+from arena.domain.records import JobState, Wish
+from arena.engine.config import EngineConfig
+from arena.policies.registry import make_policy
+from arena.sim.run import Simulation
+from tests.builders import node_info, train_spec
+from tests.fakes.grids import PowerLawGrids
+
+A = JobId("a")
+USD_PER_S = 0.01
+CONFIG = EngineConfig(shape_settle_s=0.0, usd_per_hour={"cpu": 3600.0 * USD_PER_S})
+
+
+def running(spec: JobSpec, policy: str = "arena") -> Simulation:
+    """Two GPUs of a cent a second, and a job on them."""
+    sim = Simulation(policy=make_policy(policy), grids=PowerLawGrids(), config=CONFIG, check=True)
+    sim.at(0.0, NodeRegistered(info=node_info("n1")))
+    sim.at(1.0, JobSubmitted(job_id=A, spec=spec, user="ann", request_id="a"))
+    return sim
+
+
+@pytest.mark.parametrize("policy", ["arena", "fcfs"])
+def test_who_has_spent_its_budget_is_saved_and_held_until_it_is_cancelled(policy: str) -> None:
+    sim = running(train_spec("a", stop={}, budget_usd=2.0), policy)
+    sim.run(until_s=1_000.0)
+    job = sim.engine.state.jobs[A]
+    assert (job.state, job.wish) == (JobState.HELD, Wish.HOLD)
+    (why,) = job.reasons
+    assert (why.code, why.numbers["budget_usd"]) == (ReasonCode.BUDGET_SPENT, 2.0)
+    assert 2.0 <= job.spent_usd <= 2.0 + 10.0 * 2 * USD_PER_S  # what it takes to save and stop
+    assert job.spent_usd == pytest.approx(job.gpu_seconds * USD_PER_S)
+    assert job.progress.durable_step > 0
+    sim.engine.handle(JobWishChanged(job_id=A, wish="run", by="ann"), 1_001.0)
+    sim.engine.handle(Tick(), 1_100.0)
+    assert sim.engine.state.jobs[A].state is JobState.HELD
+    sim.engine.handle(JobWishChanged(job_id=A, wish="cancel", by="ann"), 1_101.0)
+    assert A not in sim.engine.state.jobs
+
+
+def test_what_was_spent_is_what_the_attempts_held() -> None:
+    sim = running(train_spec("a", stop={"steps": 50}))
+    sim.run(until_s=1_000.0)
+    job = sim.ended[A]
+    assert job.state is JobState.SUCCEEDED
+    assert job.spent_usd == pytest.approx(job.gpu_seconds * USD_PER_S)
+    assert job.spent_usd > 0.0
+
+
+def test_a_job_with_a_tight_budget_runs_where_it_is_cheapest_and_ends_within_it() -> None:
+    """On one GPU 100 steps cost a dollar, on two 1.15; starting costs a little more."""
+    sim = running(train_spec("a", stop={"steps": 100}, budget_usd=1.14))
+    sim.run(until_s=1_000.0)
+    job = sim.ended[A]
+    assert job.state is JobState.SUCCEEDED
+    assert 1.0 <= job.spent_usd <= 1.14
+    assert all(attempt.group.gpu_count == 1 for step in sim.steps for attempt in step.attempts)
+
+
+def test_a_job_whose_budget_cannot_suffice_waits_and_says_what_would() -> None:
+    sim = running(train_spec("a", stop={"steps": 100}, budget_usd=0.5))
+    sim.run(until_s=1_000.0)
+    job = sim.engine.view(sim.engine.state.jobs[A])
+    assert job.state is JobState.QUEUED
+    why = next(reason for reason in job.reasons if reason.code is ReasonCode.BUDGET_TOO_SMALL)
+    assert why.numbers["left_usd"] == 0.5
+    assert why.numbers["needed_usd"] == pytest.approx(1.0, rel=0.15)
