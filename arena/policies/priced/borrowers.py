@@ -97,7 +97,8 @@ def _nodes(snapshot: Snapshot, found: Shared, claimed: Ints) -> dict[NodeId, _No
     for at, contender in enumerate(market.contenders):
         if contender.holding is None:
             continue
-        stays, is_claimed = chosen[at] == market.keeping[at], claimed[at] >= 0
+        is_claimed = claimed[at] >= 0
+        stays = chosen[at] == market.keeping[at] or (is_claimed and chosen[at] < 0)  # what it was to have is not there
         for node_id, count in _counts(contender.holding.allocation.shares, room):
             room[node_id] += 0 if stays and is_claimed else count
             if stays and not is_claimed:

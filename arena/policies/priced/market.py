@@ -143,6 +143,7 @@ class Market:
         usage: What each takes of each row; shape (columns, rows).
         keeping: By contender: the column of what it has, -1 where it has nothing.
         entitled: Contenders that find devices before others (see ``shares``).
+        claims: Columns that tenants claim: a choice in which one of them finds no devices is not looked at further.
         kept: Nodes that are kept for contenders that cannot start yet (see ``reservations``).
         outside: Jobs with deadlines that start or change at present and could be stopped afterwards: nothing of
             theirs is chosen now, but what they will need must be left to them (see ``deadlines``).
@@ -158,6 +159,7 @@ class Market:
     usage: Floats
     keeping: Ints
     entitled: frozenset[int] = frozenset()
+    claims: frozenset[int] = frozenset()
     kept: tuple[Kept, ...] = ()
     outside: tuple[Contender, ...] = ()
 

@@ -41,6 +41,9 @@ SOON_RESTARTS = 10.0
 CUT_ROUNDS = 4
 """Times that a choice is made again without what found no devices."""
 
+CUT_ROUNDS_WITH_SHARES = 16
+"""The same where shares must be kept: to leave all as it runs, which is the way out, would not keep them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPolicy:
@@ -116,7 +119,7 @@ class PricedPolicy:
         The bound stays that of the whole problem: what could not be seated counts as lost.
         """
         columns, cuts, first = problem.columns, dict[int, Reason](), None
-        for _ in range(CUT_ROUNDS):
+        for _ in range(CUT_ROUNDS_WITH_SHARES if snapshot.tenants else CUT_ROUNDS):
             answer = solve(
                 columns,
                 market.supply,
@@ -130,11 +133,25 @@ class PricedPolicy:
             if not seats.cuts:
                 return _measured(problem.columns, seats.chosen, first), replace(seats, cuts=cuts)
             cuts |= seats.cuts
+            if market.claims & seats.cuts.keys():
+                return _without_cuts(market, problem.columns, seats, first), replace(seats, cuts=cuts)
             columns = replace(columns, value=np.where(_at(cuts, len(columns.job)), -1.0, columns.value))
+        chosen = answer.chosen
+        for _ in range(CUT_ROUNDS_WITH_SHARES if snapshot.tenants else 0):
+            chosen = _relented(market, columns, chosen, seats)
+            seats = seated(snapshot, market, chosen, columns.value)
+            if not seats.cuts:
+                return _measured(problem.columns, seats.chosen, first or answer.priced), replace(seats, cuts=cuts)
         seats = seated(snapshot, market, _modest(market, columns, answer.chosen), columns.value)
-        chosen = seats.chosen.copy()
-        chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
-        return _measured(problem.columns, chosen, first or answer.priced), replace(seats, cuts=cuts | dict(seats.cuts))
+        answer = _without_cuts(market, problem.columns, seats, first or answer.priced)
+        return answer, replace(seats, cuts=cuts | dict(seats.cuts))
+
+
+def _without_cuts(market: Market, columns: Columns, seats: Seats, priced: Priced) -> Answer:
+    """Return what was chosen but for what found no devices."""
+    chosen = seats.chosen.copy()
+    chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
+    return _measured(columns, chosen, priced)
 
 
 def _at(places: Collection[int], count: int) -> NDArray[np.bool_]:
@@ -248,6 +265,13 @@ def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:
     """Return the choice that all that runs stays, unless shares do not allow it."""
     is_allowed = bool((columns.used(market.keeping) <= market.supply + 1e-6).all())
     return (market.keeping,) if is_allowed else ()
+
+
+def _relented(market: Market, columns: Columns, chosen: Ints, seats: Seats) -> Ints:
+    """Return a choice in which those that found no devices keep what they have, if they may."""
+    modest = _modest(market, columns, np.full_like(chosen, NONE))
+    found_none = _at([int(market.job[column]) for column in seats.cuts], len(chosen))
+    return np.where(found_none, modest, chosen)
 
 
 def _modest(market: Market, columns: Columns, chosen: Ints) -> Ints:

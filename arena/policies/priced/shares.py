@@ -13,7 +13,7 @@ alone with its share, prices of these rows say what a share costs the others, an
 shares.
 
 *Whole nodes.* Where the GPUs of a claim are there but not together, jobs that have no claim are taken off the nodes on
-which they are worth least.
+which they are worth least. What is not there together even then is claimed no longer, and lent.
 
 *Jobs that may not be stopped* could not give back what they borrow. One of them starts only within its tenant's share
 (less what others of the tenant that may not be stopped have), or on GPUs that nobody is guaranteed, whether claimed now
@@ -126,28 +126,36 @@ def shared(
     columns = replace(columns, value=steadied(market, columns.value))
     barred, dropped, rows = set[int](), set[int](), list[Ceiling]()
     claimed = amounts = None
-    for _ in range(ROUNDS_MAX):
-        if claimed is None or amounts is None:
-            claimed = _claimed(market, columns, tenancy, dropped, effort)
+    for left in range(ROUNDS_MAX - 1, -1, -1):
+        if claimed is None:
+            claimed, amounts = _claimed(market, columns, tenancy, dropped, effort), None
+        if amounts is None:
             amounts = (_claims(market, tenancy, claimed), *([tenancy.lasting] if tenancy.lasting else []))
             rows = _first_rows(amounts)
         values = np.where(_flags(barred, len(columns.job)), -1.0, columns.value)
-        extended = replace(_extended(market, tenancy, amounts, rows), entitled=market.entitled | _entitled(claimed))
+        own_claims = frozenset(claimed[claimed >= 0].tolist()) if left else frozenset()
+        extended = replace(_extended(market, tenancy, amounts, rows), claims=own_claims)
+        extended = replace(extended, entitled=market.entitled | frozenset(np.flatnonzero(claimed >= 0).tolist()))
         own = Columns(job=columns.job, value=values, usage=extended.usage)
         answer, seats = settle(extended, own)
         found = Shared(market=extended, columns=own, answer=answer, seats=seats)
         more = [row for row in _broken(tenancy, amounts, answer.chosen) if row not in rows]
-        rows += more
         unserved = _unserved(market, tenancy, claimed, answer.chosen)
-        if not more and not len(unserved):
-            return found
-        if more:
+        unseated = sorted(own_claims & seats.cuts.keys())
+        if not more and not unserved and not unseated:
+            wider = _widened(market, columns, tenancy, (claimed, answer.chosen), dropped)
+            if wider is None:
+                break
+            claimed, amounts = wider, None
             continue
+        rows += more
         in_the_way = borrowers_in_the_way(snapshot, found, claimed, unserved)
-        if in_the_way:
-            barred |= {int(market.keeping[at]) for at in in_the_way}
-        else:
-            dropped |= _no_smaller(market, [int(claimed[at]) for at in unserved])
+        barred |= {int(market.keeping[at]) for at in in_the_way}
+        given_up = [column for column in unseated if market.keeping[market.job[column]] >= 0 or not in_the_way]
+        if not more and not in_the_way and not unseated:
+            given_up = [int(claimed[at]) for at in unserved]
+        if given_up:
+            dropped |= _no_smaller(market, given_up)
             claimed = None
     return found
 
@@ -167,16 +175,12 @@ def _flags(places: Collection[int], count: int) -> NDArray[np.bool_]:
     return flags
 
 
-def _entitled(claimed: Ints) -> frozenset[int]:
-    return frozenset(np.flatnonzero(claimed >= 0).tolist())
-
-
 def _no_smaller(market: Market, columns: Sequence[int]) -> set[int]:
-    """Return these columns with all of the same jobs that take as many GPUs or more."""
+    """Return these columns with all of the same jobs that take as many GPUs or more, but for what jobs have."""
     found = set[int]()
     for column in columns:
         same = (market.job == market.job[column]) & (market.gpu_count >= market.gpu_count[column])
-        found |= set(np.flatnonzero(same).tolist())
+        found |= set(np.flatnonzero(same & (market.entry >= 0)).tolist())
     return found
 
 
@@ -188,7 +192,7 @@ def _tenancy_of(snapshot: Snapshot, market: Market, closed: Collection[str]) -> 
     index = {name: at for at, name in enumerate(names)}
     project = [snapshot.jobs[one.job_id].spec.project for one in market.contenders]
     tenant = np.array([index.get(name, NONE) for name in project], dtype=np.intp)[market.job]
-    kinds = (*sorted({row.pool[0] for row in market.rows}), ANY_TYPE)
+    kinds = (*sorted(snapshot.shape.gpu_count_by_type), ANY_TYPE)
     by_kind = _by_kind(market, kinds)
     guaranteed = _guaranteed(snapshot, names, kinds)
     held, lasting = _held(snapshot, market, index, kinds)
@@ -380,15 +384,41 @@ def _extended(market: Market, tenancy: Tenancy, amounts: Sequence[Amounts], rows
 
 
 def _unserved(market: Market, tenancy: Tenancy, claimed: Ints, chosen: Ints) -> list[int]:
-    """Return contenders that claim something and have nothing, though it would fit what is left of the share."""
+    """Return who waits and claims something and has nothing, though it would fit what is left of the share."""
     picked = chosen[chosen >= 0]
     used = np.zeros((len(tenancy.names) + 1, len(tenancy.kinds)))
     np.add.at(used, tenancy.tenant[picked], tenancy.by_kind[picked])
     found = []
-    for at in np.flatnonzero((claimed >= 0) & (chosen < 0)).tolist():
+    for at in np.flatnonzero((claimed >= 0) & (chosen < 0) & (market.keeping < 0)).tolist():
         column = int(claimed[at])
         owner = int(tenancy.tenant[column])
         if (used[owner] + tenancy.by_kind[column] <= tenancy.limits[owner] + _SLACK).all():
             used[owner] += tenancy.by_kind[column]
             found.append(at)
     return found
+
+
+def _widened(
+    market: Market, columns: Columns, tenancy: Tenancy, made: tuple[Ints, Ints], dropped: Collection[int]
+) -> Ints | None:
+    """Return claims with one more job that fits what a tenant, served otherwise than it claimed, has left of its share.
+
+    Args:
+        made: What is claimed, and what was chosen.
+    """
+    claimed, chosen = made
+    owner = tenancy.tenant[firsts(market.job)]
+    has = chosen >= 0
+    used = np.zeros((len(tenancy.names) + 1, len(tenancy.kinds)))
+    np.add.at(used, owner[has], tenancy.by_kind[chosen[has]])
+    left = np.where(tenancy.tenant[:, None] >= 0, (tenancy.limits - used[:-1])[tenancy.tenant], -1.0)
+    waits = (chosen < 0) & (market.keeping < 0)
+    fits = waits[market.job] & (tenancy.by_kind <= left + _SLACK).all(axis=1) & (columns.value > 0.0)
+    fits &= ~_flags(dropped, len(columns.job))
+    for column in sorted(np.flatnonzero(fits).tolist(), key=lambda column: (market.gpu_count[column], column)):
+        wider = np.where(owner == tenancy.tenant[column], chosen, claimed)
+        wider[int(market.job[column])] = column
+        picked = wider[wider >= 0]
+        if (market.usage[picked].sum(axis=0) <= market.supply + _SLACK).all():
+            return wider
+    return None
