@@ -33,7 +33,7 @@ _BRANCHING = {
     "mip_allow_restart": False,
     "mip_detect_symmetry": False,
 }
-"""Branching begins from a good choice: what looks for a first one, or anew, takes two thirds of the time for nothing."""
+"""Branching begins from a good choice: what looks for a first one, or anew, takes most of the time for nothing."""
 
 
 def best_prices(

@@ -30,6 +30,7 @@ from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of
 from arena.policies.priced.seating import Seats, seated
+from arena.policies.priced.settling import settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
 from arena.policies.priced.shares import shared
 from arena.policies.priced.urgency import types_kept_free, weights
@@ -118,6 +119,15 @@ class PricedPolicy:
 
         The bound stays that of the whole problem: what could not be seated counts as lost.
         """
+        if not snapshot.tenants:
+            return settled(
+                snapshot,
+                market,
+                problem.columns,
+                guess=problem.guess,
+                incumbents=_incumbents(market, problem.columns),
+                effort=replace(self.effort, gap=self.effort.gap * problem.claims.finer),
+            )
         columns, cuts, first = problem.columns, dict[int, Reason](), None
         for _ in range(CUT_ROUNDS_WITH_SHARES if snapshot.tenants else CUT_ROUNDS):
             answer = solve(

@@ -2,12 +2,14 @@
 
 A group that finds enough GPUs but not enough of them together may have a node cleared for it: the jobs there go on
 elsewhere in groups of the same shape, if all of them find room and their restarts cost less than the group is worth.
+What a cut leaves over is not left so: whoever gains most by it has it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
-from arena.policies.priced.columns import Floats, Ints
+from arena.policies.priced.allocation import gaining
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced
 from arena.policies.priced.market import Kept, Market
 
 JOBS_CLEARED_MAX = 3
@@ -26,6 +29,17 @@ JOBS_CLEARED_MAX = 3
 
 CLEARINGS_TRIED_MAX = 6
 """Nodes that are tried, those with the fewest GPUs to be cleared first."""
+
+FILL_ROUNDS = 4
+"""Times that what is left over is looked at: a job that grows gives something back as well."""
+
+_SLACK = 1e-6
+
+_FOR_EVERYBODY = frozenset({ReasonCode.FRAGMENTED, ReasonCode.INSUFFICIENT_GPUS})
+"""Of a job that has nothing; who finds no devices for one of these reasons finds none as any other job either."""
+
+GROWTHS_TRIED_MAX = 64
+"""Running jobs that are tried on what is left over, each with the devices it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +60,45 @@ class Seats:
 def seated(snapshot: Snapshot, market: Market, chosen: Ints, value: Floats) -> Seats:
     """Find devices for all that change at once; large parts first, which leaves the fewest fragments."""
     seating = _Seating(snapshot, market, chosen, value)
-    changed = np.flatnonzero((chosen != market.keeping) & (chosen >= 0))
-    for at in sorted(changed.tolist(), key=lambda at: (at not in market.entitled, _size(market, int(chosen[at])))):
-        seating.seat(at)
+    seating.seat_all()
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
+
+
+def seated_or_better(snapshot: Snapshot, market: Market, columns: Columns, priced: Priced, chosen: Ints) -> Seats:
+    """Find devices for all that change; what finds none has the most profitable column that does, or nothing.
+
+    So has everybody else who gains by what is left over then.
+    """
+    seating = _Seating(snapshot, market, chosen, columns.value)
+    seating.seat_all()
+    if seating.cuts:
+        seating.chosen[[int(market.job[column]) for column in seating.cuts]] = NONE
+        _fill(seating, columns, priced)
+    return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
+
+
+def _fill(seating: _Seating, columns: Columns, priced: Priced) -> None:
+    """Give what is left over to whoever gains most by it."""
+    supply, chosen = seating.market.supply, seating.chosen
+    growths = GROWTHS_TRIED_MAX
+    for _ in range(FILL_ROUNDS):
+        free, has_grown = supply - columns.used(chosen), False
+        for column in gaining(columns, supply, priced, chosen).tolist():
+            at = int(columns.job[column])
+            before = int(chosen[at])
+            need, worth = columns.usage[column], 0.0
+            if before >= 0:
+                need, worth = need - columns.usage[before], float(columns.value[before])
+            if columns.value[column] <= worth or (need > free + _SLACK).any():
+                continue
+            is_growth = seating.stays(at)
+            growths -= is_growth
+            if (is_growth and growths < 0) or not seating.change(at, column):
+                continue
+            free = free - need
+            has_grown = has_grown or before >= 0
+        if not has_grown:
+            return
 
 
 def _size(market: Market, column: int) -> tuple[int, int, JobId]:
@@ -60,16 +109,24 @@ def _size(market: Market, column: int) -> tuple[int, int, JobId]:
 
 class _Seating:
     def __init__(self, snapshot: Snapshot, market: Market, chosen: Ints, value: Floats) -> None:
-        self._snapshot, self._market, self._value = snapshot, market, value
+        self._snapshot, self.market, self._value = snapshot, market, value
         self._capacity = snapshot.capacity
         for at in np.flatnonzero((chosen != market.keeping) & (market.keeping >= 0)).tolist():
             self._capacity = self._capacity.restore(self._held(at))
         self._entries: dict[tuple[int, GpuGroup], int | None] = {}
+        self._hopeless: set[GpuGroup] = set()
         self.chosen = chosen.copy()
         self.allocations: dict[int, Allocation] = {}
         self.cuts: dict[int, Reason] = {}
 
-    def seat(self, at: int) -> None:
+    def seat_all(self) -> None:
+        """Find devices for all that change, those with a right to them first, then large parts."""
+        market, chosen = self.market, self.chosen
+        changed = np.flatnonzero((chosen != market.keeping) & (chosen >= 0)).tolist()
+        for at in sorted(changed, key=lambda at: (at not in market.entitled, _size(market, int(chosen[at])))):
+            self._seat(at)
+
+    def _seat(self, at: int) -> None:
         """Find devices for a contender's column, clearing nodes for it where that pays."""
         column = int(self.chosen[at])
         found = self._found(at, column, self._capacity)
@@ -81,26 +138,62 @@ class _Seating:
         self._capacity = self._capacity.take_all(found)
         self.allocations[at] = found
 
+    def stays(self, at: int) -> bool:
+        """Tell whether a contender keeps what it has, as far as has been chosen."""
+        return bool(self.chosen[at] >= 0 and self.chosen[at] == self.market.keeping[at])
+
+    def change(self, at: int, column: int) -> bool:
+        """Give a contender another column instead of what it was to have; False where that finds no devices."""
+        stays, given = self.stays(at), self.allocations.get(at)
+        before = self._held(at) if stays else given
+        if column == self.market.keeping[at]:
+            return self._kept(at, column, given)
+        group = self.market.group(column)
+        if before is None and group in self._hopeless:
+            return False
+        capacity = self._capacity if before is None else self._capacity.restore(before)
+        found = self._found(at, column, capacity)
+        if isinstance(found, Reason):
+            if before is None and found.code in _FOR_EVERYBODY and not self.market.kept:
+                self._hopeless.add(group)
+            return False
+        if before is not None:
+            self._hopeless.clear()  # it gives something back
+        self._capacity = capacity.take_all(found)
+        self.allocations[at], self.chosen[at] = found, column
+        return True
+
+    def _kept(self, at: int, column: int, given: Allocation | None) -> bool:
+        """Leave a contender what it has, if nobody else was to have any of it."""
+        capacity, held = self._capacity if given is None else self._capacity.restore(given), self._held(at)
+        if any(not set(share.device_ids) <= set(capacity.free_on(share.node_id)) for share in held.shares):
+            return False
+        if given is not None:
+            self._hopeless.clear()
+            del self.allocations[at]
+        self._capacity, self.chosen[at] = capacity.take_all(held), column
+        return True
+
     def _held(self, at: int) -> Allocation:
-        holding = self._market.contenders[at].holding
+        holding = self.market.contenders[at].holding
         assert holding is not None
         return holding.allocation
 
     def _found(self, at: int, column: int, capacity: Capacity) -> Allocation | Reason:
-        contender = self._market.contenders[at]
+        contender = self.market.contenders[at]
         held = None if contender.holding is None else contender.holding.allocation
         capacity = self._open_to(at, column, capacity)
-        found = choose_cell(self._snapshot, contender.job_id, (self._market.cell(column),), capacity, held)
+        found = choose_cell(self._snapshot, contender.job_id, (self.market.cell(column),), capacity, held)
         return found if isinstance(found, Reason) else found[1]
 
     def _open_to(self, at: int, column: int, capacity: Capacity) -> Capacity:
         """Return what is free for a column, without nodes kept for others that have not found theirs yet."""
-        kept_for = {kept.at for kept in self._market.kept}
-        if not kept_for or (at in self._market.entitled and at not in kept_for):
+        kept_for = {kept.at for kept in self.market.kept}
+        if not kept_for or (at in self.market.entitled and at not in kept_for):
             return capacity
         closed = {
             node_id
-            for kept in self._market.kept
+            for kept in self.market.kept
             if kept.at != at and kept.keeps_out[column] and not self._is_served(kept)
             for node_id in kept.nodes
             if node_id in capacity.rooms
@@ -131,7 +224,7 @@ class _Seating:
 
     def _resettled(self, at: int, found: Allocation, moved: Sequence[tuple[int, int]], capacity: Capacity) -> bool:
         places: dict[int, Allocation] = {at: found}
-        for one, move in sorted(moved, key=lambda pair: _size(self._market, pair[1])):
+        for one, move in sorted(moved, key=lambda pair: _size(self.market, pair[1])):
             place = self._found(one, move, capacity)
             if isinstance(place, Reason):
                 return False
@@ -144,30 +237,41 @@ class _Seating:
         return True
 
     def _gain(self, at: int, column: int) -> float:
-        keeping = int(self._market.keeping[at])
+        keeping = int(self.market.keeping[at])
         return float(self._value[column] - (self._value[keeping] if keeping >= 0 else 0.0))
 
     def _loss(self, at: int, move: int) -> float:
-        return float(self._value[self._market.keeping[at]] - self._value[move])
+        return float(self._value[self.market.keeping[at]] - self._value[move])
 
     def _clearings(self, column: int) -> list[tuple[tuple[int, NodeId], list[tuple[int, int]]]]:
         """Return nodes of the column's types with the jobs there that could go on elsewhere, fewest GPUs first."""
-        types = {part.gpu_type for part in self._market.cell(column).group.parts}
-        on_node: dict[NodeId, list[tuple[int, int]]] = {}
-        counts: dict[NodeId, int] = {}
-        for at in np.flatnonzero((self.chosen == self._market.keeping) & (self.chosen >= 0)).tolist():
-            here = [share for share in self._held(at).shares if self._type_of(share.node_id) in types]
-            move = self._alike(at) if here else None
+        found = []
+        for gpu_type in {part.gpu_type for part in self.market.cell(column).group.parts}:
+            for node_id, stayers in self._stayers.get(gpu_type, {}).items():
+                here = [(at, move, count) for at, move, count in stayers if self.stays(at)]
+                if here:
+                    key = (sum(count for _, _, count in here), node_id)
+                    found.append((key, [(at, move) for at, move, _ in here]))
+        return sorted(found)
+
+    @cached_property
+    def _stayers(self) -> dict[str, dict[NodeId, list[tuple[int, int, int]]]]:
+        """Who stays and could go on elsewhere, by GPU type and node: contender, that column, GPUs there."""
+        found: dict[str, dict[NodeId, list[tuple[int, int, int]]]] = {}
+        for at in np.flatnonzero((self.chosen == self.market.keeping) & (self.chosen >= 0)).tolist():
+            move = self._alike(at)
             if move is None:
                 continue
-            for share in here:
-                on_node.setdefault(share.node_id, []).append((at, move))
-                counts[share.node_id] = counts.get(share.node_id, 0) + len(share.device_ids)
-        return sorted(((counts[node_id], node_id), found) for node_id, found in on_node.items())
+            for share in self._held(at).shares:
+                gpu_type = self._type_of(share.node_id)
+                if gpu_type is not None:
+                    on_node = found.setdefault(gpu_type, {}).setdefault(share.node_id, [])
+                    on_node.append((at, move, len(share.device_ids)))
+        return found
 
     def _alike(self, at: int) -> int | None:
         """Return the column by which a job goes on elsewhere as it is."""
-        contender = self._market.contenders[at]
+        contender = self.market.contenders[at]
         if not contender.is_shapeable or contender.holding is None:
             return None
         table, group = contender.table, contender.holding.group
@@ -175,7 +279,7 @@ class _Seating:
         if key not in self._entries:
             self._entries[key] = next((entry for entry, cell in enumerate(table.cells) if cell.group == group), None)
         entry = self._entries[key]
-        return None if entry is None else int(self._market.keeping[at]) - len(table.cells) + entry
+        return None if entry is None else int(self.market.keeping[at]) - len(table.cells) + entry
 
     def _type_of(self, node_id: NodeId) -> str | None:
         room = self._snapshot.capacity.devices.get(node_id)

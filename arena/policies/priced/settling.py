@@ -1,0 +1,93 @@
+"""Choose and seat, until what was chosen and what found devices are nearly worth the same. Pure: no I/O, no clock.
+
+Rows are what can be placed, but not all of it: nodes that are half free after some have left are whole to the rows. A
+choice whose groups do not all find devices is made good where it stands: who found none gets the best that there is
+room for, and what is left over after that goes to whoever gains most by it. Where this costs much, the choice is made
+again without what found no devices, and the best of all that were made is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from arena.domain.reason import Reason
+from arena.policies.base import Snapshot
+from arena.policies.priced.allocation import Answer, Effort, solve
+from arena.policies.priced.columns import Columns, Floats, Ints, Priced
+from arena.policies.priced.market import Market
+from arena.policies.priced.seating import Seats, seated_or_better
+
+ROUNDS_MAX = 4
+"""Times that a choice is made."""
+
+LOST_MAX = 0.001
+"""Of the bound; a choice that loses no more than this by what found no devices is not made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """A choice that has devices.
+
+    Args:
+        columns: What could be chosen, without what had found no devices before.
+        lost: What it is worth less than what was chosen at first.
+    """
+
+    columns: Columns
+    seats: Seats
+    value: float
+    lost: float
+
+
+def settled(
+    snapshot: Snapshot, market: Market, columns: Columns, *, guess: Floats, incumbents: tuple[Ints, ...], effort: Effort
+) -> tuple[Answer, Seats]:
+    """Return the best choice that has devices, and these.
+
+    The bound stays that of the whole problem: what could not be seated counts as lost.
+
+    Args:
+        guess: Prices to begin with.
+        incumbents: Choices that are known to have devices.
+    """
+    priced: Priced | None = None
+    best: _Found | None = None
+    cuts: dict[int, Reason] = {}
+    within = columns
+    for _ in range(ROUNDS_MAX):
+        starts = incumbents if best is None else (*incumbents, best.seats.chosen)
+        answer = solve(
+            within,
+            market.supply,
+            guess=guess,
+            incumbents=starts,
+            effort=effort,
+            prices=None if priced is None else priced.prices,
+        )
+        priced = priced or answer.priced
+        found = _seated(snapshot, market, columns, answer, priced)
+        best = found if best is None or found.value > best.value else best
+        cuts |= found.seats.cuts
+        if not found.seats.cuts or best.lost <= LOST_MAX * priced.bound:
+            break
+        within = _without(columns, cuts)
+    assert best is not None
+    assert priced is not None
+    for incumbent in incumbents:
+        if columns.worth(incumbent) > best.value:
+            stays = Answer(chosen=incumbent, value=columns.worth(incumbent), priced=priced)
+            best = _seated(snapshot, market, columns, stays, priced)
+    return Answer(chosen=best.seats.chosen, value=best.value, priced=priced), replace(best.seats, cuts=cuts)
+
+
+def _seated(snapshot: Snapshot, market: Market, columns: Columns, answer: Answer, priced: Priced) -> _Found:
+    seats = seated_or_better(snapshot, market, columns, priced, answer.chosen)
+    value = columns.worth(seats.chosen)
+    return _Found(columns=columns, seats=seats, value=value, lost=answer.value - value)
+
+
+def _without(columns: Columns, cuts: Mapping[int, Reason]) -> Columns:
+    value = columns.value.copy()
+    value[list(cuts)] = -1.0
+    return replace(columns, value=value)
