@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from arena.domain.grid import Grid
-from arena.domain.job import JobId
+from arena.domain.job import JobId, JobSpec
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.base import Choice, Decision, Holding, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.greedy_deadlines import Deadlines
-from arena.policies.greedy_seats import Ask, Cells, Seating, data_parallel_only, opening, steps_from
+from arena.policies.greedy_rosters import Ask, Cells, Seat, data_parallel_only
+from arena.policies.greedy_search import Search
+from arena.policies.greedy_seats import Seating, opening, seat_of
 
 GRIDS_REMEMBERED = 10_000
 
@@ -68,13 +70,17 @@ class ArenaGreedy:
     asks: Mapping[JobId, Ask] = field(default_factory=dict)
     _sorted: dict[int, tuple[Grid, Cells]] = field(default_factory=dict, repr=False, compare=False)
     _narrow: dict[int, tuple[Grid, Grid]] = field(default_factory=dict, repr=False, compare=False)
+    _seats: dict[JobId, tuple[Holding, Cells | None, JobSpec, Seat]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
     name: str = "arena-greedy"
     version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Admit in order of submission, then upgrade; see the module for the rules."""
         snapshot = self._narrowed(snapshot)
-        seating = opening(snapshot, {job_id: self._cells(grid) for job_id, grid in snapshot.grids.items()})
+        cells = {job_id: self._cells(grid) for job_id, grid in snapshot.grids.items()}
+        seating = opening(snapshot, cells, self._seated(snapshot, cells))
         reasons: dict[JobId, tuple[Reason, ...]] = {}
         first_waiting: JobId | None = None
         deadlines = Deadlines(snapshot=snapshot, is_on=self.rules.deadlines)
@@ -126,6 +132,18 @@ class ArenaGreedy:
             known = self._sorted[id(grid)] = (grid, Cells.of(grid))
         return known[1]
 
+    def _seated(self, snapshot: Snapshot, cells: Mapping[JobId, Cells]) -> dict[JobId, Seat]:
+        """Return the seats of those that have devices; a job whose holding is that of before sits as before."""
+        if len(self._seats) >= GRIDS_REMEMBERED:
+            self._seats.clear()
+        seats = {}
+        for job_id, holding in snapshot.holding.items():
+            mine, spec, known = cells.get(job_id), snapshot.jobs[job_id].spec, self._seats.get(job_id)
+            if known is None or known[0] is not holding or known[1] is not mine or known[2] is not spec:
+                known = self._seats[job_id] = (holding, mine, spec, seat_of(snapshot, job_id, holding, mine))
+            seats[job_id] = known[3]
+        return seats
+
     def _admitted(self, seating: Seating, job_id: JobId, deadlines: Deadlines, *, is_blocked: bool) -> Seating | Reason:
         """Seat a job as it asks, making room where nobody earlier waits, or say why not."""
         ask = self._ask(seating, job_id)
@@ -164,24 +182,16 @@ class ArenaGreedy:
         if not self.rules.migration:
             return None
         depth = self.rules.busy_depth if len(seating.seats) > self.rules.busy_count else self.rules.depth
-        frontier = [seating.from_here()]
-        best: Seating | None = None
-        for _ in range(depth):
-            following = []
-            for state in frontier:
-                for after in self._steps(state, deadlines):
-                    found = after.seated(job_id, ask)
-                    if not isinstance(found, Seating):
-                        following.append(after)
-                    elif best is None or found.gain > best.gain:
-                        best = found
-            frontier = following
+        search = Search(
+            job_id=job_id,
+            ask=ask,
+            types=sorted({pool.gpu_type for pool in seating.snapshot.shape.pools}),
+            halves=self.rules.scaling,
+            moves=self.rules.type_change,
+            allowed=deadlines.allows if self.rules.deadlines else None,
+        )
+        best = search.best(seating.from_here(), depth)
         return best.from_here() if best is not None else None
-
-    def _steps(self, seating: Seating, deadlines: Deadlines) -> Iterator[Seating]:
-        types = sorted({pool.gpu_type for pool in seating.snapshot.shape.pools})
-        allowed = deadlines.allows if self.rules.deadlines else None
-        return steps_from(seating, types, halves=self.rules.scaling, moves=self.rules.type_change, allowed=allowed)
 
     def _suspending(self, seating: Seating, job_id: JobId, ask: Ask, deadlines: Deadlines) -> Seating | None:
         """Suspend jobs that came later and passed this one, the latest first, until it fits; None if it never does."""
@@ -196,7 +206,7 @@ class ArenaGreedy:
         state = seating.from_here()
         for other in sorted(later, key=lambda one: keys[one], reverse=True):
             state = state.suspended(other, job_id)
-            found = state.seated(job_id, ask)
+            found = state.seated(job_id, ask) if state.has_room(job_id, ask) else None
             if isinstance(found, Seating):
                 return _without_vain_suspensions(found, seating, job_id)
         return None
@@ -223,7 +233,7 @@ class ArenaGreedy:
     def _upgrades(self, seating: Seating, deadlines: Deadlines) -> Iterator[tuple[float, JobId, Ask]]:
         """Yield upgrades that would gain on the most local group: (gain, job, ask)."""
         free = {gpu_type: seating.free_count(gpu_type) for gpu_type, _ in seating.capacity.pools()}
-        for job_id, seat in seating.seats.items():
+        for job_id, seat in seating.seats.items() if free else ():
             if not seat.is_movable:
                 continue
             gpu_type, count = seat.ask

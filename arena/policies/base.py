@@ -26,8 +26,8 @@ class Holding:
     """What a job has, or is about to have: its target if it has one, else its live attempt's share.
 
     Args:
-        movable: False while a change is under way or the job may not be moved; the policy must leave it as it is. Of what
-            is movable every device is held: a job that has given up some of its nodes is about to end, and is not.
+        movable: False while a change is under way or the job may not be moved; the policy must leave it as it is. Of
+            what is movable every device is held: a job that has given up some of its nodes is about to end, and is not.
         since_s: When it got it.
     """
 

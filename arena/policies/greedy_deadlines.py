@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from arena.domain.grid import Cell
 from arena.domain.job import JobId
 from arena.policies.base import Snapshot
-from arena.policies.greedy_seats import Ask, Seat, Seating
+from arena.policies.greedy_rosters import Ask, Seat
+from arena.policies.greedy_seats import Seating
 from arena.policies.lengths import remaining_s
 
 ServiceKey = tuple[bool, tuple[int, float, JobId]]

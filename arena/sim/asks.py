@@ -18,7 +18,7 @@ from arena.domain.grid import Cell, Grid
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec, StopSpec
 from arena.domain.trace import TraceJob, TraceOutcome
 from arena.errors import UserError
-from arena.policies.greedy_seats import Ask
+from arena.policies.greedy_rosters import Ask
 from arena.sim.replay import ReplayJob
 from arena.sim.sources import ReplayGrids
 from arena.sim.world import Fate

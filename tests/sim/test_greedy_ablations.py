@@ -15,7 +15,7 @@ from arena.domain.job import JobId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.records import JobState
 from arena.policies.arena_greedy import ArenaGreedy, GreedyRules
-from arena.policies.greedy_seats import Ask, data_parallel_only
+from arena.policies.greedy_rosters import Ask, data_parallel_only
 from arena.sim.replay import Replay, ReplayJob
 from arena_traces.formats.log_writing import log_job, log_lines
 from tests.builders import job_record, shape, train_spec
