@@ -305,6 +305,19 @@ def _recent_moves(job: JobRecord, now_s: float) -> int:
     return sum(now_s - at_s < MOVES_S for at_s in again)
 
 
+def rested_at_s(snapshot: Snapshot) -> float | None:
+    """Return when the first job that was launched too often of late may be moved again, None where there is none.
+
+    Nothing else may happen until then, and what it could have would lie idle.
+    """
+    instants: list[float] = []
+    for job_id in snapshot.holding:
+        job = snapshot.jobs[job_id]
+        if job.spec.preemptible and _recent_moves(job, snapshot.now_s) >= MOVES_MAX:
+            instants.append(job.launched_at_s[-MOVES_MAX] + MOVES_S + 1.0)  # not a rounding error too early
+    return min(instants, default=None)
+
+
 def _supply(capacity: Capacity, rows: Sequence[Row], allocations: Sequence[Allocation]) -> tuple[Floats, Floats]:
     """Return what there is of each row if all of these were given up, and the part of it that each of them holds.
 

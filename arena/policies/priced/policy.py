@@ -28,7 +28,7 @@ from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, f
 from arena.policies.priced.deadlines import admitted
 from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
-from arena.policies.priced.market import Contender, Market, Tables, market_of
+from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
 from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.settling import settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
@@ -67,7 +67,7 @@ class PricedPolicy:
         planning = {job_id: PLANNING for job_id in snapshot.waiting if job_id not in snapshot.grids}
         hopeless = _hopeless(snapshot, market)
         if not len(market.job):
-            return Decision(reasons={**planning, **hopeless})
+            return Decision(reasons={**planning, **hopeless}, look_again_at_s=rested_at_s(snapshot))
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
         choices = _choices(market, answer.chosen, seats)
@@ -76,7 +76,7 @@ class PricedPolicy:
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
-            look_again_at_s=problem.claims.next_look_s,
+            look_again_at_s=_first(problem.claims.next_look_s, rested_at_s(snapshot)),
             numbers=_numbers(market, answer),
         )
 
@@ -162,6 +162,10 @@ def _without_cuts(market: Market, columns: Columns, seats: Seats, priced: Priced
     chosen = seats.chosen.copy()
     chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
     return _measured(columns, chosen, priced)
+
+
+def _first(*instants_s: float | None) -> float | None:
+    return min((at_s for at_s in instants_s if at_s is not None), default=None)
 
 
 def _at(places: Collection[int], count: int) -> NDArray[np.bool_]:
