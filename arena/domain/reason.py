@@ -128,7 +128,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "({left:.0f} left)"
     ),
     ReasonCode.SHARE: (
-        "project {project} is guaranteed {share} and uses {used:.0f}; those beyond their shares: {borrowers}"
+        "project {project} is guaranteed {share} and uses {used:.0f}; others use {others}; "
+        "beyond their shares: {borrowers}"
     ),
     ReasonCode.BUDGET_SPENT: (
         "its budget of {budget_usd:.6g} USD is spent ({spent_usd:.6g} USD): it was stopped with its state saved"

@@ -16,6 +16,7 @@ from arena.policies.priced.columns import Columns
 from arena.policies.priced.market import Market
 
 BORROWERS_NAMED_MAX = 5
+OTHERS_NAMED_MAX = 8
 _SLACK = 1e-6
 
 
@@ -72,9 +73,19 @@ def share_use(snapshot: Snapshot, job_id: JobId) -> tuple[Reason, ...]:
             share="no GPUs" if share is None else str(share),
             guaranteed=guaranteed,
             used=used[project],
+            others=_others(snapshot, used, project),
             borrowers=shown + more,
         ),
     )
+
+
+def _others(snapshot: Snapshot, used: Mapping[str, int], project: str) -> str:
+    """Return what the projects with shares use of them, then all other projects together."""
+    shares = [(name, share) for name, share in sorted(snapshot.tenants.items()) if name != project]
+    told = [f"{name} {used.get(name, 0)} of {share.gpu_count}" for name, share in shares[:OTHERS_NAMED_MAX]]
+    told += [f"and {len(shares) - OTHERS_NAMED_MAX} projects more"] if len(shares) > OTHERS_NAMED_MAX else []
+    rest = sum(count for name, count in used.items() if name != project and name not in snapshot.tenants)
+    return ", ".join([*told, *([f"projects without a share {rest}"] if rest else [])]) or "none"
 
 
 def _borrowers(snapshot: Snapshot, used: Mapping[str, int], project: str) -> list[str]:
