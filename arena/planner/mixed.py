@@ -4,8 +4,7 @@ Pure: no I/O, no clock.
 
 A policy weighs columns that it can look up; a search takes too long for a decision. So a job's questions are asked
 when its grid is made: for GPUs of each type in doubling numbers, what is fastest; for all there is, what is best at
-prices of which one type after the other is the scarce one. What a type alone does as well with no more GPUs is left
-out.
+prices of which one type after the other is the scarce one. What a part of the GPUs does about as well is left out.
 """
 
 from __future__ import annotations
@@ -33,6 +32,9 @@ QUESTIONS_MAX = 24
 
 _DEAR, _CHEAP = 0.75, 0.1
 """Prices of the scarce type and of the others, as shares of what a GPU of the type does alone at its best."""
+
+GAIN_MIN = 1.1
+"""How much faster a mixed group has to be than what a part of its GPUs does; estimates are hardly more exact."""
 
 _PRICED_MIN = 8
 """With fewer GPUs of each type the shares leave little that prices could find."""
@@ -178,14 +180,15 @@ def _loose(cell: Cell) -> Cell:
 
 
 def _is_beaten(cell: Cell, others: list[Cell]) -> bool:
-    """Tell whether another group is as fast with no more GPUs of any type."""
+    """Tell whether another group is about as fast with fewer GPUs, or as fast with as many of each type."""
     mine = _by_type(cell)
     for other in others:
-        if other is cell or other.steps_per_s < cell.steps_per_s:
-            continue
         theirs = _by_type(other)
-        is_within = all(count <= mine.get(name, 0) for name, count in theirs.items())
-        if is_within and (theirs != mine or other.steps_per_s > cell.steps_per_s or other.group < cell.group):
+        if other is cell or any(count > mine.get(name, 0) for name, count in theirs.items()):
+            continue
+        if theirs != mine and other.steps_per_s * GAIN_MIN >= cell.steps_per_s:
+            return True
+        if theirs == mine and (-other.steps_per_s, other.group) < (-cell.steps_per_s, cell.group):
             return True
     return False
 
