@@ -9,7 +9,7 @@ from arena.domain.replacing import replace
 from arena.engine.config import EngineConfig
 from arena.engine.decide import snapshot_of
 from arena.engine.draft import Draft
-from arena.engine.state import ClusterState, wants_devices
+from arena.engine.state import ClusterState, shape_of, wants_devices
 from arena.policies.base import Admission, Admitting, Policy
 
 UNBORN = JobId("")
@@ -43,6 +43,7 @@ def admission_of_new(
     snapshot = snapshot_of(state, config, now_s, state.decision_index)
     with_it = replace(
         snapshot,
+        shape=state.shape if state.shape_dirty_at_s is None else shape_of(state.nodes),  # that of the grid
         jobs=state.jobs.set(UNBORN, job),
         grids=state.grids.set(UNBORN, grid),
         waiting=(*snapshot.waiting, UNBORN),

@@ -399,6 +399,9 @@ def admitted(
         return None
     room, need = room_of(snapshot, market), replace(need, least_s=need.lengths_s)
     before = [one for one in found.values() if one.is_promised]
+    together = _promised([*before, need], room)
+    if len(together.blocks) == len(before) + 1 and not together.tight:
+        return Admission(is_promised=True, earliest_end_s=need.due_s)
     alone = _promised(before, room)
 
     def is_promisable(due_s: float) -> bool:
@@ -408,8 +411,12 @@ def admitted(
     if is_promisable(need.due_s):
         return Admission(is_promised=True, earliest_end_s=need.due_s)
     last_s = max([block.end_s for block in alone.blocks.values()], default=snapshot.now_s)
-    after_s = last_s + float(need.lengths_s.min())
-    ends_s = [end_s for end_s in (_earliest_end_s(need, alone.room), after_s) if end_s is not None]
-    return Admission(
-        is_promised=False, earliest_end_s=next((end_s for end_s in sorted(ends_s) if is_promisable(end_s)), None)
-    )
+    # After all other blocks there is room for the one that it would be given first: that end can be promised.
+    ends_s = [
+        _earliest_end_s(need, alone.room),
+        last_s + float(need.lengths_s.min()),
+        last_s + float(need.lengths_s[0]),
+    ]
+    later_s = sorted(end_s for end_s in ends_s if end_s is not None and end_s > need.due_s)
+    earliest_s = next((end_s for end_s in later_s if is_promisable(end_s)), None)
+    return Admission(is_promised=False, earliest_end_s=earliest_s)

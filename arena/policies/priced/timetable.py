@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from arena.policies.priced.columns import Floats
 
 _SLACK = 1e-9
+_ROOM_MIN = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,13 +39,15 @@ class Timetable:
     """
 
     def __init__(self, now_s: float, supply: Floats) -> None:
-        self._at_s = np.array([now_s])
-        self._free = supply.astype(np.float64)[:, None]  # (rows, intervals): one row after the other is looked at
+        self._count = 1
+        self._at_s = np.zeros(_ROOM_MIN)  # longer than what is in use: blocks are put in all the time
+        self._free = np.zeros((len(supply), _ROOM_MIN))  # one row after the other is looked at
+        self._at_s[0], self._free[:, 0] = now_s, supply
 
     def copy(self) -> Timetable:
         """Return a value of its own."""
         other = Timetable.__new__(Timetable)
-        other._at_s, other._free = self._at_s, self._free.copy()
+        other._count, other._at_s, other._free = self._count, self._at_s.copy(), self._free.copy()
         return other
 
     def take(self, usage: Floats, start_s: float, end_s: float) -> None:
@@ -67,13 +70,13 @@ class Timetable:
 
     def least(self, until_s: float) -> Floats:
         """Return the least that is free of each row from now to an instant; shape (rows,)."""
-        count = max(int(np.searchsorted(self._at_s, until_s)), 1)
+        count = max(self._place_of(until_s), 1)
         least: Floats = self._free[:, :count].min(axis=1)
         return least
 
     def _runs(self, usage: Floats, length_s: float, until_s: float) -> tuple[Floats, Floats]:
         """Return begins and ends of the stretches up to an instant in which something is free for so long."""
-        count = int(np.searchsorted(self._at_s, until_s))
+        count = self._place_of(until_s)
         blocked = np.flatnonzero(~self._fits(usage, count))
         at_s = np.append(self._at_s[:count], until_s)
         begins_s, ends_s = at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count)]
@@ -87,15 +90,24 @@ class Timetable:
         return fits
 
     def _change(self, change: Floats, start_s: float, end_s: float) -> None:
-        first, last = self._split(start_s), len(self._at_s) if end_s == math.inf else self._split(end_s)
+        first = self._split(start_s)
+        last = self._count if end_s == math.inf else self._split(end_s)
         self._free[:, first:last] += change[:, None]
+
+    def _place_of(self, at_s: float) -> int:
+        """Return how many intervals begin before an instant."""
+        return int(np.searchsorted(self._at_s[: self._count], at_s))
 
     def _split(self, at_s: float) -> int:
         """Return the interval that begins at an instant, made where there is none; what is past begins now."""
-        at = int(np.searchsorted(self._at_s, at_s))
-        if at == 0:
-            return 0
-        if at == len(self._at_s) or self._at_s[at] != at_s:
-            self._at_s = np.insert(self._at_s, at, at_s)
-            self._free = np.insert(self._free, at, self._free[:, at - 1], axis=1)
+        at, count = self._place_of(at_s), self._count
+        if at == 0 or (at < count and self._at_s[at] == at_s):
+            return at
+        if count == len(self._at_s):
+            self._at_s = np.concatenate([self._at_s, np.zeros(count)])
+            self._free = np.concatenate([self._free, np.zeros_like(self._free)], axis=1)
+        self._at_s[at + 1 : count + 1] = self._at_s[at:count]
+        self._free[:, at + 1 : count + 1] = self._free[:, at:count]
+        self._at_s[at], self._free[:, at] = at_s, self._free[:, at - 1]
+        self._count += 1
         return at
