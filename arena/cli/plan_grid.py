@@ -137,20 +137,43 @@ def one_for_each_count(rows: Iterable[PricedCell]) -> tuple[PricedCell, ...]:
     return tuple(kept.values())
 
 
-def infeasible_counts(grid: Grid) -> tuple[tuple[InfeasibleGroup, int | None], ...]:
-    """Return a group for each type and count that no node shape makes feasible, and from how many GPUs that type is."""
-    fitting: dict[str, set[int]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstFit:
+    """The fewest GPUs of a type, above some that do not do, that hold a job, and the least tensor parallelism there.
+
+    Args:
+        tp: Of the plans that are known; others may do with less.
+    """
+
+    gpu_count: int
+    tp: int
+
+    def __str__(self) -> str:
+        return f"fits from {self.gpu_count} GPUs" + (f" with tp{self.tp}" if self.tp > 1 else "")
+
+
+def infeasible_counts(grid: Grid) -> tuple[tuple[InfeasibleGroup, FirstFit | None], ...]:
+    """Return a group for each type and count that no node shape makes feasible, and from where on that type is."""
+    tp_by_count: dict[str, dict[int, int]] = {}
     for cell in grid.cells:
-        fitting.setdefault(cell.group.parts[0].gpu_type, set()).add(cell.group.gpu_count)
+        known, count = tp_by_count.setdefault(cell.group.parts[0].gpu_type, {}), cell.group.gpu_count
+        known[count] = min(known.get(count, _tp_min(cell)), _tp_min(cell))
     kept: dict[tuple[str, int], InfeasibleGroup] = {}
     for item in sorted(grid.infeasible, key=_fewest_nodes):
         gpu_type, count = item.group.parts[0].gpu_type, item.group.gpu_count
-        if count not in fitting.get(gpu_type, ()):
+        if count not in tp_by_count.get(gpu_type, {}):
             kept.setdefault((gpu_type, count), item)
-    return tuple(
-        (item, min((count for count in fitting.get(gpu_type, ()) if count > fewest), default=None))
-        for (gpu_type, fewest), item in kept.items()
-    )
+    return tuple((item, _first_fit(tp_by_count.get(gpu_type, {}), fewest)) for (gpu_type, fewest), item in kept.items())
+
+
+def _first_fit(tp_by_count: Mapping[int, int], above: int) -> FirstFit | None:
+    count = min((count for count in tp_by_count if count > above), default=None)
+    return None if count is None else FirstFit(gpu_count=count, tp=tp_by_count[count])
+
+
+def _tp_min(cell: Cell) -> int:
+    plans = [one.plan for one in (cell.best, *cell.others) if one.plan is not None]
+    return min((max(replica.tp for stage in plan.stages for replica in stage.replicas) for plan in plans), default=1)
 
 
 def _fewest_nodes(item: InfeasibleGroup) -> tuple[str, int, int, GpuGroup]:
@@ -182,6 +205,6 @@ def layout_bounds(train: TrainSpec, limits: ParallelLimits, groups: Iterable[Gpu
     return tuple(by_shape.values())
 
 
-def reason_text(reason: Reason, from_count: int | None) -> str:
+def reason_text(reason: Reason, first: FirstFit | None) -> str:
     """Return why a group cannot hold a job, and which count of its type can."""
-    return str(reason) if from_count is None else f"{reason}; fits from {from_count} GPUs"
+    return str(reason) if first is None else f"{reason}; {first}"

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from arena.cli.output import Output
 from arena.cli.plan_explain import Explanation, PlanOnGroup, StageMemory
-from arena.cli.plan_grid import Goal, LayoutBounds, PricedCell, Work, reason_text
+from arena.cli.plan_grid import FirstFit, Goal, LayoutBounds, PricedCell, Work, reason_text
 from arena.cli.quoting import escaped
 from arena.cli.words import NOTHING, group_text, plan_text
 from arena.domain.allocation import GpuGroup
@@ -79,13 +79,13 @@ def _ratio(value: float, base: float) -> str:
     return f"{value / base:.2f}x" if base > 0 else NOTHING
 
 
-def write_infeasible(out: Output, items: Sequence[tuple[InfeasibleGroup, int | None]]) -> None:
+def write_infeasible(out: Output, items: Sequence[tuple[InfeasibleGroup, FirstFit | None]]) -> None:
     """Write the groups that cannot hold the job, each with its reason."""
     if not items:
         return
     out.line()
     out.line("DO NOT FIT", style="bold")
-    told = [(item.group, _with_short(item.group, reason_text(item.reason, count))) for item, count in items]
+    told = [(item.group, _with_short(item.group, reason_text(item.reason, first))) for item, first in items]
     runs = groupby(told, key=lambda one: (one[0].parts[0].gpu_type, one[1]))
     out.table(("GROUP", "WHY"), [(_span([group for group, _ in same]), text) for (_, text), same in runs])
 

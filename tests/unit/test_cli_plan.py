@@ -207,7 +207,15 @@ def test_prices_and_speeds_by_hand() -> None:
 
 
 def test_an_infeasible_count_says_from_where_its_type_fits() -> None:
-    assert [(str(item.group), count) for item, count in infeasible_counts(GRID)] == [("t4 8", 16)]
+    found = [(str(item.group), str(first)) for item, first in infeasible_counts(GRID)]
+    assert found == [("t4 8", "fits from 16 GPUs with tp2")]
+
+
+def test_where_a_plan_without_tensor_parallelism_fits_as_well_none_is_asked_for() -> None:
+    cell = cell_of(T4_16, "dp1 tp2 pp8 mb1", estimate_of(12.5, 0.005, 13.0, 0.5))
+    other = PlanEstimate(plan=parse_plan("dp2 pp8 mb1", layer_count=8), estimate=estimate_of(14.0, 0.005, 12.0, 0.5))
+    grid = replace(GRID, cells=(*GRID.cells[:-1], replace(cell, others=(other,))))
+    assert [str(first) for _, first in infeasible_counts(grid)] == ["fits from 16 GPUs"]
 
 
 @pytest.mark.parametrize(
