@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from arena.domain.launch import DeviceId, NodeId
 from arena.domain.parallel import ParallelPlan
+from arena.domain.replacing import quickly_made
 from arena.errors import SpecError
 
 
@@ -68,6 +69,7 @@ class GpuGroup:
         return ", ".join([str(part) for part in self.parts]) if len(self.parts) != 1 else str(self.parts[0])
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShare:
     """The devices of one node in an allocation, in local-rank order."""
@@ -76,6 +78,7 @@ class NodeShare:
     device_ids: tuple[DeviceId, ...]
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """Concrete devices, in rank order: the first share holds ranks 0, 1, ..., the next goes on from there."""

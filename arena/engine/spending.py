@@ -13,6 +13,8 @@ from arena.domain.records import AttemptRecord, JobRecord
 
 def usd_per_s(group: GpuGroup, usd_per_hour: Mapping[str, float]) -> float:
     """Return what a second of a group costs; types without a price cost nothing."""
+    if not usd_per_hour:
+        return 0.0
     return sum(part.gpu_count * usd_per_hour.get(part.gpu_type, 0.0) for part in group.parts) / 3600.0
 
 
@@ -30,7 +32,9 @@ def is_spent(job: JobRecord) -> bool:
 
 def spent_at_s(job: JobRecord, attempt: AttemptRecord, usd_per_hour: Mapping[str, float]) -> float | None:
     """Return when an attempt will have used up its job's budget, None where it never does."""
+    if job.spec.budget_usd is None:
+        return None
     price = usd_per_s(attempt.group, usd_per_hour)
-    if job.spec.budget_usd is None or price <= 0.0:
+    if price <= 0.0:
         return None
     return attempt.launched_at_s + max(job.spec.budget_usd - job.spent_usd, 0.0) / price

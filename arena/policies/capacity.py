@@ -17,13 +17,14 @@ from immutables import Map
 
 from arena.domain.allocation import Allocation
 from arena.domain.launch import DeviceId, NodeId
-from arena.domain.replacing import replace
+from arena.domain.replacing import quickly_made, replace
 from arena.errors import InternalError
 
 Pool = tuple[str, str]
 """GPU type and zone."""
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
     """What one node has to give.

@@ -101,7 +101,9 @@ class Ledger:
                 self._job(job)
 
     def _attempt(self, attempt: AttemptRecord, at_s: float) -> None:
-        account = self._accounts.setdefault(attempt.job_id, _Account())
+        account = self._accounts.get(attempt.job_id)
+        if account is None:
+            account = self._accounts[attempt.job_id] = _Account()
         if account.attempt_count < attempt.epoch:
             account.attempt_count = attempt.epoch
             account.gpu_count = attempt.group.gpu_count
@@ -130,7 +132,7 @@ class Ledger:
             self.busy.append((at_s, self._held))
 
     def _job(self, job: JobRecord) -> None:
-        account = self._accounts.pop(job.job_id, _Account())
+        account = self._accounts.pop(job.job_id, None) or _Account()
         assert job.ended_at_s is not None
         self.outcomes.append(
             JobOutcome(
