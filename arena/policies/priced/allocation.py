@@ -24,6 +24,9 @@ _SHORTLIST = 512
 _FILL_ROUNDS = 8
 """Times that what is free is looked at anew: a job that changes gives something back as well."""
 
+_LOOKED_AT = 256
+"""Columns that are looked at together for the next one that fits."""
+
 _FAR = 0.05
 """Of the bound; a start that is worse by more than this is not improved."""
 
@@ -144,21 +147,26 @@ def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> I
 
 
 def _fill(columns: Columns, supply: Floats, priced: Priced, chosen: Ints, keep: Ints) -> None:
-    """Choose columns out of some while they fit and gain."""
-    job, least = columns.job[keep], 1e-9 * max(priced.bound, 0.0)
-    having = _having(columns, chosen)
-    free = supply - having.used
+    """Choose columns out of some while they fit and gain, the most profitable first."""
+    having, least = _having(columns, chosen), 1e-9 * max(priced.bound, 0.0)
+    profit = priced.reduced[keep] - np.where(chosen >= 0, priced.reduced[chosen], 0.0)[columns.job[keep]]
+    keep = keep[np.argsort(-profit, kind="stable")]
+    job = columns.job[keep]
     need, gain = columns.usage[keep] - having.taken[job], columns.value[keep] - having.worth[job]
-    profit = priced.reduced[keep] - np.where(chosen >= 0, priced.reduced[chosen], 0.0)[job]
-    for _ in range(len(keep)):
-        open_ = np.flatnonzero((need <= free + _SLACK).all(axis=1) & (gain > least))
-        if not len(open_):
-            return
-        at = int(open_[np.argmax(profit[open_])])
+    room, begin = supply - having.used + _SLACK, 0
+    while begin < len(keep):
+        window = slice(begin, begin + _LOOKED_AT)
+        open_ = (need[window] <= room).all(axis=1) & (gain[window] > least)
+        first = int(np.argmax(open_))
+        if not open_[first]:
+            begin += _LOOKED_AT
+            continue
+        at = begin + first
         chosen[job[at]] = keep[at]
-        free = free - need[at]
-        own = slice(*np.searchsorted(job, [job[at], job[at] + 1]))
-        need[own], gain[own], profit[own] = need[own] - need[at], gain[own] - gain[at], profit[own] - profit[at]
+        room = room - need[at]
+        own = job == job[at]
+        need[own], gain[own] = need[own] - need[at], gain[own] - gain[at]
+        begin = at + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,9 @@ Curve = tuple[tuple[float, float], ...]
 SAMPLE_MAX = 256
 """Jobs that the first price is worked out from at most, each of them standing for as many as it takes."""
 
+HOLDERS_MAX = 512
+"""Jobs that prices then change by at most, each standing for as many as it takes; every job has its own value."""
+
 _NOTHING = 1e-12
 
 
@@ -81,9 +84,7 @@ def marginal_values(workers: Sequence[Worker], outlook: float = 0.0) -> tuple[li
     larger = rises if stands_for == 1 else {key: _rises_of(curve, stands_for) for key, curve in curves.items()}
     _, price = _recursion([(worker.weight * stands_for, larger[id(worker.curve)]) for worker in sample])
     order = _order(workers, price)
-    found, price = _recursion(
-        [(workers[at].weight, rises[id(workers[at].curve)]) for at in order], begins_at=outlook * price
-    )
+    found, price = _recursion([(workers[at].weight, rises[id(workers[at].curve)]) for at in order], outlook * price)
     values = [0.0] * len(workers)
     for at, value in zip(order, found, strict=True):
         values[at] = value
@@ -126,14 +127,16 @@ def _rises_of(curve: Curve, count: int) -> tuple[_Rise, ...]:
     return tuple(rises)
 
 
-def _recursion(jobs: Iterable[tuple[float, tuple[_Rise, ...]]], begins_at: float = 0.0) -> tuple[list[float], float]:
+def _recursion(jobs: Sequence[tuple[float, tuple[_Rise, ...]]], begins_at: float = 0.0) -> tuple[list[float], float]:
     """Return the values of jobs, given by weight and steps, last end first, and the worth of the machine's last bit."""
     held = _Held(worths=[-begins_at], widths=[1.0], free=0.0) if begins_at > 0.0 else _Held(worths=[], widths=[])
+    stands_for = -(-len(jobs) // HOLDERS_MAX)
     values = []
-    for weight, own in jobs:
+    for at, (weight, own) in enumerate(jobs):
         value, best = _value(weight, own, held)
-        held.put(value, own, best)
         values.append(value)
+        if at % stands_for == 0:
+            held.put(value, own, best, min(stands_for, len(jobs) - at))
     return values, -held.worths[-1] if held.worths and held.free <= _NOTHING else 0.0
 
 
@@ -150,21 +153,21 @@ class _Held:
     widths: list[float]
     free: float = 1.0
 
-    def put(self, value: float, own: Sequence[_Rise], best: int) -> None:
-        """Give room to a job's steps, and take it from whatever is worth least, itself included.
+    def put(self, value: float, own: Sequence[_Rise], best: int, count: int = 1) -> None:
+        """Give room to a job's steps, or to those of so many like it, from whatever is worth least, itself included.
 
         Nothing beyond the step after its best corner is worth what would have to give way for it, unless some room is
         free.
         """
         worths, widths = self.worths, self.widths
-        end = best + 2 if self.free - own[best][0] <= 0.0 else len(own)
+        end = best + 2 if self.free - own[best][0] * count <= 0.0 else len(own)
         for _, _, width, slope in own[:end]:
             if width > 0.0:  # what takes no room has none to give
                 worth = -value * slope
                 position = bisect_right(worths, worth)
                 worths.insert(position, worth)
-                widths.insert(position, width)
-                self.free -= width
+                widths.insert(position, width * count)
+                self.free -= width * count
         while self.free < -_NOTHING:
             width = widths[-1]
             if width > _NOTHING - self.free:

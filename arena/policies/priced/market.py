@@ -263,7 +263,7 @@ def market_of(snapshot: Snapshot, tables: Tables) -> Market:
     movable = dict(_movable(snapshot))
     supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
     contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
-    market = _columns(rows, supply, contenders)
+    market = _columns(rows, supply, contenders, kept)
     outside = tuple(_outside(snapshot, made, movable))
     market = replace(market, outside=outside) if outside else market
     pace = np.array(paces(snapshot, [(contender.job_id, id(contender.table)) for contender in contenders]))
@@ -302,6 +302,8 @@ def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
 def _recent_moves(job: JobRecord, now_s: float) -> int:
     """Return how often a job has been launched again of late, as far as its record goes back."""
     again = job.launched_at_s[1:] if job.epoch <= len(job.launched_at_s) else job.launched_at_s
+    if not again:
+        return 0
     return sum(now_s - at_s < MOVES_S for at_s in again)
 
 
@@ -398,8 +400,12 @@ def _speed_of(grid: Grid, holding: Holding) -> float | None:
     return None if cell is None else cell.steps_per_s
 
 
-def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contender]) -> Market:
-    """Lay the contenders' columns side by side: those of their tables, then what they have."""
+def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contender], kept: Floats) -> Market:
+    """Lay the contenders' columns side by side: those of their tables, then what they have.
+
+    Args:
+        kept: ``Contender.kept`` of those that have something; shape (holders, rows).
+    """
     tables = list({id(contender.table): contender.table for contender in contenders}.values())
     holders = [contender for contender in contenders if contender.holding is not None]
     offsets = dict(zip(map(id, tables), _before([len(table.speed) for table in tables]).tolist(), strict=True))
@@ -413,7 +419,6 @@ def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contend
     source = first[job] + entry
     source[keeping[has]] = sum(len(table.speed) for table in tables) + np.arange(len(holders))
     entry[keeping[has]] = NONE
-    kept_usage = [np.zeros((0, len(rows))), *(one.kept[None, :] for one in holders if one.kept is not None)]
     kept_count = [float(one.holding.group.gpu_count) for one in holders if one.holding is not None]
     return Market(
         rows=rows,
@@ -423,7 +428,7 @@ def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contend
         entry=entry,
         speed=np.concatenate([*(one.speed for one in tables), [one.kept_speed for one in holders]])[source],
         gpu_count=np.concatenate([*(one.gpu_count for one in tables), kept_count])[source],
-        usage=np.concatenate([*(one.usage for one in tables), *kept_usage])[source],
+        usage=np.concatenate([*(one.usage for one in tables), kept])[source],
         keeping=keeping,
     )
 

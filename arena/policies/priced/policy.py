@@ -250,29 +250,28 @@ def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floa
     kept = np.where(market.keeping >= 0, market.speed[market.keeping], np.inf)
     ends_soon = (remaining / kept < SOON_RESTARTS * snapshot.restart_s).tolist()
     bounds = [*firsts(market.job).tolist(), len(market.job)]
+    steps, first_speed = remaining.tolist(), market.speed[bounds[:-1]].tolist()
     curves: dict[tuple[int, float], Curve] = {}
     workers = []
     for at, contender in enumerate(market.contenders):
-        part = slice(bounds[at], bounds[at + 1])
+        part, curve = slice(bounds[at], bounds[at + 1]), None
         if contender.holding is None or ends_soon[at]:
             curve = concave(zip(shares[part].tolist(), useful[part].tolist(), strict=True))
-        else:
-            curve = _curve(contender, curves, shares[part].tolist(), market.speed[part].tolist())
-        workers.append(Worker(weight=weight[at], remaining_steps=float(remaining[at]), curve=curve))
+        elif contender.is_shapeable:
+            key = (id(contender.table), first_speed[at])  # jobs of one grid differ in their measured pace
+            if key not in curves:
+                curves[key] = _grid_curve(contender, shares[part], market.speed[part])
+            curve = curves[key]
+        # Else all that it can do is to keep what it has.
+        curve = curve or concave(zip(shares[part].tolist(), market.speed[part].tolist(), strict=True))
+        workers.append(Worker(weight=weight[at], remaining_steps=steps[at], curve=curve))
     return workers
 
 
-def _curve(
-    contender: Contender, known: dict[tuple[int, float], Curve], shares: list[float], speeds: list[float]
-) -> Curve:
-    """Return a job's speed-up; that of its grid at its pace, unless all it can do is to keep what it has."""
-    if not contender.is_shapeable:
-        return concave(zip(shares, speeds, strict=True))
-    key = (id(contender.table), speeds[0])  # jobs of one grid differ in their measured pace
-    if key not in known:
-        size = len(contender.table.speed)
-        known[key] = concave(zip(shares[:size], speeds[:size], strict=True))
-    return known[key] or concave(zip(shares, speeds, strict=True))
+def _grid_curve(contender: Contender, shares: Floats, speeds: Floats) -> Curve:
+    """Return what a job of a grid can do at its pace, whatever it has."""
+    size = len(contender.table.speed)
+    return concave(zip(shares[:size].tolist(), speeds[:size].tolist(), strict=True))
 
 
 def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import nsmallest
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.job import JobId
@@ -79,26 +81,32 @@ def seated_or_better(snapshot: Snapshot, market: Market, columns: Columns, price
 
 def _fill(seating: _Seating, columns: Columns, priced: Priced) -> None:
     """Give what is left over to whoever gains most by it."""
-    supply, chosen = seating.market.supply, seating.chosen
     growths = GROWTHS_TRIED_MAX
     for _ in range(FILL_ROUNDS):
-        free, has_grown = supply - columns.used(chosen), False
-        for column in gaining(columns, supply, priced, chosen).tolist():
-            at = int(columns.job[column])
-            before = int(chosen[at])
-            need, worth = columns.usage[column], 0.0
-            if before >= 0:
-                need, worth = need - columns.usage[before], float(columns.value[before])
-            if columns.value[column] <= worth or (need > free + _SLACK).any():
-                continue
-            is_growth = seating.stays(at)
-            growths -= is_growth
-            if (is_growth and growths < 0) or not seating.change(at, column):
-                continue
-            free = free - need
-            has_grown = has_grown or before >= 0
-        if not has_grown:
+        order = gaining(columns, seating.market.supply, priced, seating.chosen)
+        is_growth = seating.stay(columns.job[order])
+        beyond = np.cumsum(is_growth) > growths
+        growths -= int(is_growth.sum())
+        if not _given_out(seating, columns, order[~(is_growth & beyond)]):
             return
+
+
+def _given_out(seating: _Seating, columns: Columns, order: Ints) -> bool:
+    """Give columns to their jobs one after the other while they find devices; tell whether any job gave some back."""
+    chosen, has_grown = seating.chosen, False
+    free = seating.market.supply - columns.used(chosen)
+    worth = np.where(chosen >= 0, columns.value[chosen], 0.0)
+    jobs, values = columns.job[order].tolist(), columns.value[order].tolist()
+    for column, at, value in zip(order.tolist(), jobs, values, strict=True):
+        if value <= worth[at] or seating.is_hopeless(at, column):
+            continue
+        before = int(chosen[at])
+        need = columns.usage[column] - (columns.usage[before] if before >= 0 else 0.0)
+        if (need > free + _SLACK).any() or not seating.change(at, column):
+            continue
+        free, worth[at] = free - need, value
+        has_grown = has_grown or before >= 0
+    return has_grown
 
 
 def _size(market: Market, column: int) -> tuple[int, int, JobId]:
@@ -114,7 +122,7 @@ class _Seating:
         for at in np.flatnonzero((chosen != market.keeping) & (market.keeping >= 0)).tolist():
             self._capacity = self._capacity.restore(self._held(at))
         self._entries: dict[tuple[int, GpuGroup], int | None] = {}
-        self._hopeless: set[GpuGroup] = set()
+        self._hopeless: set[tuple[int, int]] = set()
         self.chosen = chosen.copy()
         self.allocations: dict[int, Allocation] = {}
         self.cuts: dict[int, Reason] = {}
@@ -142,20 +150,30 @@ class _Seating:
         """Tell whether a contender keeps what it has, as far as has been chosen."""
         return bool(self.chosen[at] >= 0 and self.chosen[at] == self.market.keeping[at])
 
+    def stay(self, contenders: Ints) -> NDArray[np.bool_]:
+        """Tell the same of many."""
+        chosen = self.chosen[contenders]
+        return np.asarray((chosen >= 0) & (chosen == self.market.keeping[contenders]))
+
+    def is_hopeless(self, at: int, column: int) -> bool:
+        """Tell whether a contender that is to have nothing so far is known to find no devices for a column."""
+        return self.chosen[at] < 0 and self._key(at, column) in self._hopeless
+
+    def _key(self, at: int, column: int) -> tuple[int, int]:
+        """Return what all have in common that want one cell."""
+        return id(self.market.contenders[at].table), int(self.market.entry[column])
+
     def change(self, at: int, column: int) -> bool:
         """Give a contender another column instead of what it was to have; False where that finds no devices."""
         stays, given = self.stays(at), self.allocations.get(at)
         before = self._held(at) if stays else given
         if column == self.market.keeping[at]:
             return self._kept(at, column, given)
-        group = self.market.group(column)
-        if before is None and group in self._hopeless:
-            return False
         capacity = self._capacity if before is None else self._capacity.restore(before)
         found = self._found(at, column, capacity)
         if isinstance(found, Reason):
             if before is None and found.code in _FOR_EVERYBODY and not self.market.kept:
-                self._hopeless.add(group)
+                self._hopeless.add(self._key(at, column))
             return False
         if before is not None:
             self._hopeless.clear()  # it gives something back
@@ -207,7 +225,7 @@ class _Seating:
         """Clear nodes until the column fits and all that were on them fit elsewhere; False leaves all as it was."""
         gain = self._gain(at, column)
         capacity, moved = self._capacity, list[tuple[int, int]]()
-        for _, at_node in self._clearings(column)[:CLEARINGS_TRIED_MAX]:
+        for at_node in self._clearings(column):
             fresh = [pair for pair in at_node if pair not in moved]
             gain -= sum(self._loss(one, move) for one, move in fresh)
             if gain <= 0.0:
@@ -243,16 +261,17 @@ class _Seating:
     def _loss(self, at: int, move: int) -> float:
         return float(self._value[self.market.keeping[at]] - self._value[move])
 
-    def _clearings(self, column: int) -> list[tuple[tuple[int, NodeId], list[tuple[int, int]]]]:
-        """Return nodes of the column's types with the jobs there that could go on elsewhere, fewest GPUs first."""
-        found = []
-        for gpu_type in {part.gpu_type for part in self.market.cell(column).group.parts}:
-            for node_id, stayers in self._stayers.get(gpu_type, {}).items():
-                here = [(at, move, count) for at, move, count in stayers if self.stays(at)]
-                if here:
-                    key = (sum(count for _, _, count in here), node_id)
-                    found.append((key, [(at, move) for at, move, _ in here]))
-        return sorted(found)
+    def _clearings(self, column: int) -> list[list[tuple[int, int]]]:
+        """Return the jobs of nodes of the column's types that could go on elsewhere, of the fewest GPUs first."""
+        found: list[tuple[int, NodeId, list[tuple[int, int]]]] = []
+        for gpu_type in sorted({part.gpu_type for part in self.market.cell(column).group.parts}):
+            on_node = self._stayers.get(gpu_type, {})
+            counts = (
+                (sum([count for at, _, count in here if self.stays(at)]), node_id) for node_id, here in on_node.items()
+            )
+            for count, node_id in nsmallest(CLEARINGS_TRIED_MAX, (pair for pair in counts if pair[0])):
+                found.append((count, node_id, [(at, move) for at, move, _ in on_node[node_id] if self.stays(at)]))
+        return [here for _, _, here in sorted(found)[:CLEARINGS_TRIED_MAX]]
 
     @cached_property
     def _stayers(self) -> dict[str, dict[NodeId, list[tuple[int, int, int]]]]:
