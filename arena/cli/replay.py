@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--grids",
-    metavar="planner|TABLE",
+    metavar="planner|mixed|TABLE",
     default="planner",
     show_default=True,
-    help="How fast jobs are: the planner, or a file of step times.",
+    help="How fast jobs are: the planner, it with groups of several GPU types, or a file of step times.",
 )
 @click.option("--mapping", metavar="default|FILE", help="Give jobs workloads by their GPU-hours.")
 @click.option(

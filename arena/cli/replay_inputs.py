@@ -14,6 +14,7 @@ from arena.cli.submit import read_text
 from arena.domain.tenants import Guarantees
 from arena.errors import UserError
 from arena.planner.clusterfile import Cluster, parse_cluster
+from arena.planner.mixed import MixedCells
 from arena.planner.source import PlannerGridSource
 from arena.planner.table_files import parse_table
 from arena.planner.tables import TableGrids
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from arena_traces.trace import Trace
 
 PLANNER = "planner"
+MIXED = "mixed"
+"""The planner, with groups over several GPU types."""
 DEFAULT_MAPPING = "default"
 TABLE_BYTES_MAX = 256 * 1024**2
 
@@ -34,6 +37,7 @@ class Inputs:
     """Files that were read, and options.
 
     Args:
+        is_mixed: Whether grids have groups over several GPU types.
         tenants: Guaranteed GPUs by project.
         digests: SHA-256 of each file, by what it is.
     """
@@ -41,6 +45,7 @@ class Inputs:
     trace: Trace
     cluster: Cluster
     table: TableGrids | None
+    is_mixed: bool
     mapping: WorkloadMapping | None
     disturbances: DisturbancePlan | None
     tenants: Guarantees
@@ -58,7 +63,8 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """Return what sets this study apart from others, as JSON."""
-        return {"sha256": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
+        found = {"sha256": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
+        return {**found, "grids": MIXED} if self.is_mixed else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +88,7 @@ def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
     digests = {"trace": trace.source.sha256, "cluster": _sha256(cluster_text)}
     cluster = parse_cluster(cluster_text, source=files.cluster)
     table = found = disturbances = None
-    if files.grids != PLANNER:
+    if files.grids not in {PLANNER, MIXED}:
         text = _large_text(files.grids)
         table, digests["table"] = parse_table(text, source=files.grids), _sha256(text)
     if files.mapping is not None:
@@ -98,6 +104,7 @@ def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
         trace=trace,
         cluster=cluster,
         table=table,
+        is_mixed=files.grids == MIXED,
         mapping=found,
         disturbances=disturbances,
         tenants=tenants,
@@ -148,7 +155,7 @@ def _large_text(name: str) -> str:
             raise UserError(f"{name} is larger than {TABLE_BYTES_MAX // 1024**2} MiB", why="a table is no trace")
         return data.decode("utf-8")
     except OSError as error:
-        fix = f"--grids is {PLANNER}, or a file with step times (arena/cli/replay.md)"
+        fix = f"--grids is {PLANNER}, {MIXED}, or a file with step times (arena/cli/replay.md)"
         raise UserError(f"cannot read {name}", why=str(error.strerror), fix=fix) from error
     except UnicodeDecodeError as error:
         raise UserError(f"{name} is no UTF-8 text", why=f"byte {error.start}: {error.reason}") from error
@@ -160,10 +167,15 @@ def _sha256(text: str) -> str:
 
 def grids_of(inputs: Inputs) -> ReplayGrids:
     """Return where grids come from."""
-    gpu_types = inputs.cluster.gpu_types
     return ReplayGrids(
-        planner=PlannerGridSource(gpu_types=gpu_types),
+        planner=_planner(inputs, beyond_worker=False),
         table=inputs.table,
         # Named models are of the trace's world, and may want what the worker does not do (fp16).
-        named=PlannerGridSource(gpu_types=gpu_types, beyond_worker=True),
+        named=_planner(inputs, beyond_worker=True),
     )
+
+
+def _planner(inputs: Inputs, *, beyond_worker: bool) -> PlannerGridSource:
+    gpu_types = inputs.cluster.gpu_types
+    mixed = MixedCells(gpu_types=gpu_types, beyond_worker=beyond_worker) if inputs.is_mixed else None
+    return PlannerGridSource(gpu_types=gpu_types, beyond_worker=beyond_worker, mixed=mixed)
