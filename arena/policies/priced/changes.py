@@ -33,6 +33,7 @@ class ChangeRules:
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
         outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price.
         wait_max_s: After so long a waiting job comes before all others (see ``urgency``).
+        fairness: How much more the time of those counts who get least of their share (see ``fairness``); 0 not at all.
     """
 
     horizon_s: float | None = None
@@ -43,6 +44,7 @@ class ChangeRules:
     again: float = 0.5
     outlook: float = 0.3
     wait_max_s: float = 86_400.0
+    fairness: float = 0.0
 
     def lasting_s(self, restart_s: float) -> float:
         """Return how long a change lasts."""
@@ -50,7 +52,7 @@ class ChangeRules:
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:
-        for name in ("grow", "shrink", "swap", "suspend", "again", "outlook"):
+        for name in ("grow", "shrink", "swap", "suspend", "again", "outlook", "fairness"):
             if not getattr(self, name) >= 0:
                 raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
         if not self.wait_max_s > 0:

@@ -27,6 +27,7 @@ from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.deadlines import admitted
 from arena.policies.priced.explaining import cause_of, explained, offer_of
+from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
 from arena.policies.priced.seating import Seats, seated
@@ -199,7 +200,10 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     shares = market.usage @ power / machine
     remaining = _remaining(snapshot, market)
     useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
-    values, price = marginal_values(_workers(snapshot, market, shares, remaining, useful), changes.outlook)
+    workers = _workers(snapshot, market, shares, remaining, useful)
+    if changes.fairness > 0.0:
+        workers = fairer(snapshot, market, workers, shares, changes)
+    values, price = marginal_values(workers, changes.outlook)
     value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
