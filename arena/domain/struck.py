@@ -53,13 +53,17 @@ def without(grid: Grid, struck: Iterable[StruckPlan]) -> Grid:
 
 def _without(grid: Grid, cell: Cell, struck: StruckPlan) -> Grid:
     plans = [one for one in (cell.best, *cell.others) if not struck.covers(one)]
-    cells = [one for one in grid.cells if one is not cell]
-    if not plans:
-        gone = InfeasibleGroup(group=cell.group, reason=struck.reason)
-        return replace(grid, cells=tuple(cells), infeasible=(gone, *grid.infeasible))
-    best = min(plans, key=lambda one: one.estimate.iter_time_s)
-    cells.append(replace(cell, best=best, others=tuple(one for one in plans if one is not best)))
-    return replace(grid, cells=tuple(sorted(cells, key=_order)))
+    cells, mixed = ([one for one in some if one is not cell] for some in (grid.cells, grid.mixed))
+    infeasible = grid.infeasible
+    if plans:
+        best = min(plans, key=lambda one: one.estimate.iter_time_s)
+        kept = replace(cell, best=best, others=tuple(one for one in plans if one is not best))
+        (cells if len(cells) < len(grid.cells) else mixed).append(kept)
+    else:
+        infeasible = (InfeasibleGroup(group=cell.group, reason=struck.reason), *infeasible)
+    cells.sort(key=_order)
+    mixed.sort(key=_order)
+    return replace(grid, cells=tuple(cells), mixed=tuple(mixed), infeasible=infeasible)
 
 
 def _order(cell: Cell) -> tuple[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from arena.domain.commands import BuildGrid
 from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
+from arena.domain.grid import Grid
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
@@ -109,15 +110,21 @@ def take_grid(draft: Draft, event: GridBuilt) -> None:
     draft.refresh_queue(job, job)
     draft.record(
         EntryKind.GRID_BUILT,
-        f"grid of {len(event.grid.cells)} groups by {event.grid.source}",
+        f"grid of {_counted(event.grid)} by {event.grid.source}",
         job_id=job.job_id,
         cell_count=len(event.grid.cells),
+        mixed_count=len(event.grid.mixed),
         infeasible_count=len(event.grid.infeasible),
         source=event.grid.source,
         build_s=event.build_s,
     )
     if event.shape != draft.state.shape and draft.state.shape.pools:
         draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def _counted(grid: Grid) -> str:
+    mixed = f" and {len(grid.mixed)} over several GPU types" if grid.mixed else ""
+    return f"{len(grid.cells)} groups{mixed}"
 
 
 def grid_failed(draft: Draft, event: GridFailed) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from arena.domain.allocation import GpuGroup
 from arena.domain.grid import Cell, Estimate, Grid, PlanEstimate
 from arena.domain.parallel import ParallelPlan
@@ -52,6 +54,17 @@ def test_a_group_without_a_plan_is_infeasible_and_says_why() -> None:
     assert str(gone.reason) == (
         f"{LEAN.plan} on a100 2 is not tried again, it ran out of memory: rank 1: CUDA out of memory"
     )
+
+
+def test_a_group_over_several_types_stays_among_those_and_goes_with_its_last_plan() -> None:
+    both = GpuGroup(parts=(*TWO.parts, *GpuGroup.of("v100", [2]).parts))
+    wide = replace(GRID, mixed=(Cell(group=both, best=FAST, others=(LEAN,)),))
+
+    left = without(wide, [struck(both, FAST)])
+    assert (left.cells, [cell.best for cell in left.mixed]) == (GRID.cells, [LEAN])
+    gone = without(left, [struck(both, LEAN)])
+    assert (gone.cells, gone.mixed) == (GRID.cells, ())
+    assert [item.group for item in gone.infeasible] == [both]
 
 
 def test_where_no_plan_is_named_the_group_goes() -> None:
