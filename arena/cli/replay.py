@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     type=FiniteRange(0, 1e9),
     default=0.0,
     show_default=True,
-    help="Seconds until it is known how fast a job would be; commands need none.",
+    help="Seconds on one more GPU, charged to the job, until it is known how fast it would be; commands need none.",
 )
 @click.option(
     "--disturbances",

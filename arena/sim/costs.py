@@ -117,6 +117,7 @@ class SimCosts:
         exit_s: From the last word of a worker until its processes are gone.
         round_s: Jobs end on multiples of this, as in simulators that go in rounds; 0 for any instant.
         profile_s: From the submission of a job that may be laid out until its grid is there: it has to be measured.
+        profile_gpus: GPUs that do so; they are set apart from the cluster, and what they do is charged to the job.
         pace: How long steps take; None: as long as estimated.
         memory: Which groups run out of memory; None: those that were estimated to fit do.
     """
@@ -128,6 +129,7 @@ class SimCosts:
     exit_s: float = 0.1
     round_s: float = 0.0
     profile_s: float = 0.0
+    profile_gpus: int = 1
     pace: Pace | None = None
     memory: Memory | None = None
 

@@ -16,8 +16,8 @@ class JobOutcome:
 
     Args:
         gpu_count: GPUs of its last attempt; 0 if it never had any.
-        gpu_seconds: All that its attempts held, from launch to verified end.
-        lost_gpu_seconds: What of it went to starting, loading, saving and repeated steps.
+        gpu_seconds: All that its attempts held, from launch to verified end, and what its profile took.
+        lost_gpu_seconds: What of it went to the profile, to starting, loading, saving and repeated steps.
         attempt_count: Launches; one less is the number of restarts.
         held_s: How long it had GPUs, from each launch to the verified end.
     """
@@ -79,12 +79,15 @@ class Ledger:
 
     Attributes:
         step_s: How long a step of an attempt really takes.
+        profile_s, profile_gpus: How long a job that may be laid out is profiled, and on how many GPUs.
         outcomes: Of the jobs that ended, in order of their end.
         busy: GPUs held after each change, as (instant, count): a step function over the run.
         decision_count: How often the policy was asked.
     """
 
     step_s: Callable[[AttemptRecord], float] = estimated_step_s
+    profile_s: float = 0.0
+    profile_gpus: int = 1
     outcomes: list[JobOutcome] = field(default_factory=list)
     busy: list[tuple[float, int]] = field(default_factory=list)
     decision_count: int = 0
@@ -134,6 +137,9 @@ class Ledger:
     def _job(self, job: JobRecord) -> None:
         account = self._accounts.pop(job.job_id, None) or _Account()
         assert job.ended_at_s is not None
+        profiled = 0.0
+        if self.profile_s and job.spec.command is None:  # one that was cancelled early is not profiled any longer
+            profiled = self.profile_gpus * min(self.profile_s, job.ended_at_s - job.submitted_at_s)
         self.outcomes.append(
             JobOutcome(
                 job_id=job.job_id,
@@ -142,8 +148,8 @@ class Ledger:
                 ended_at_s=job.ended_at_s,
                 state=job.state,
                 gpu_count=account.gpu_count,
-                gpu_seconds=account.gpu_seconds,
-                lost_gpu_seconds=account.lost_gpu_seconds,
+                gpu_seconds=account.gpu_seconds + profiled,
+                lost_gpu_seconds=account.lost_gpu_seconds + profiled,
                 attempt_count=account.attempt_count,
                 held_s=account.held_s,
             )

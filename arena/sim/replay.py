@@ -93,7 +93,7 @@ class Replay:
                 may not be moved; it carries the snapshot.
             InternalError: An invariant broke, or jobs are left that will never end.
         """
-        ledger = Ledger(step_s=self._step_s(jobs))
+        ledger = Ledger(step_s=self._step_s(jobs), profile_s=self.costs.profile_s, profile_gpus=self.costs.profile_gpus)
 
         def watching(step: Step) -> None:
             ledger.watch(step)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
 from arena.domain.allocation import GpuGroup
-from arena.domain.job import JobSpec, WorkloadSpec
+from arena.domain.cluster import NodeInfo
+from arena.domain.events import Event, JobWishChanged
+from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.records import JobState
 from arena.errors import UserError
 from arena.policies.registry import make_policy
@@ -71,6 +74,33 @@ def test_a_grid_is_there_once_the_job_is_profiled() -> None:
     found = run(shape(("cpu", 1, 1)), table(ONE), job("a", 0.0, 100), job("b", 120.0, 50), costs=costs)
     # b is profiled while a still runs.
     assert (found["a"].ended_at_s, found["b"].ended_at_s) == (130.0, 200.0)
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """A job that its user cancels."""
+
+    job_id: JobId
+    at_s: float
+
+    def events(self, nodes: Sequence[NodeInfo], from_s: float) -> Iterator[tuple[float, Event]]:
+        yield self.at_s, JobWishChanged(job_id=self.job_id, wish="cancel", by="ann")
+
+
+def test_a_profile_is_charged_to_its_job_as_far_as_it_went() -> None:
+    """Two GPUs set apart profile for 30 s: the whole of a, and 20 s of b, whom its user cancels; 100 steps are work."""
+    costs = replace(FREE, profile_s=30.0, profile_gpus=2)
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)),
+        policy=make_policy("fcfs"),
+        grids=table(ONE),
+        costs=costs,
+        disturbances=(Cancelled(job_id=JobId("b"), at_s=20.0),),
+        check=True,
+    )
+    found = {str(one.job_id): one for one in replay.run([job("a", 0.0, 100), job("b", 0.0, 100)]).outcomes}
+    assert (found["a"].gpu_seconds, found["a"].lost_gpu_seconds) == (160.0, 60.0)
+    assert (found["b"].ended_at_s, found["b"].gpu_seconds, found["b"].lost_gpu_seconds) == (20.0, 40.0, 40.0)
 
 
 @pytest.mark.parametrize("count", [1, 2])
