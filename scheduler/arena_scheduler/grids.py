@@ -15,6 +15,8 @@ from arena.domain.job import GpuLimits, JobKind, JobSpec, ParallelLimits
 from arena.planner.mixed import MixedCells
 
 GRIDS_REMEMBERED = 256
+WIDENINGS_MAX = 64
+"""Kinds of jobs whose groups over several GPU types are looked for at a time; further ones go without."""
 _IRRELEVANT = {
     "name", "user", "project", "priority", "weight", "deadline_s", "is_deadline_strict", "budget_usd", "preemptible",
     "stop", "checkpoint",
@@ -87,8 +89,10 @@ class GridCache:
         return await asyncio.shield(task)
 
     def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
-        """Tell quickly whether there could be cells over several GPU types beside those of the grid."""
-        return self._mixed is not None and self._mixed.may_widen(spec, shape)
+        """Tell quickly whether there could be cells over several GPU types, and few enough are being looked for."""
+        if self._mixed is None or not self._mixed.may_widen(spec, shape):
+            return False
+        return len(self._widening) < WIDENINGS_MAX or grid_key(spec, shape) in self._widened
 
     async def widened(self, spec: JobSpec, shape: ClusterShape) -> Built:
         """Return the grid with its cells over several GPU types.
