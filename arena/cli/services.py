@@ -60,6 +60,9 @@ def start_logging(verbose: bool) -> None:
 @click.option("--heartbeat-interval", "heartbeat_interval_s", type=float, metavar="SECONDS", help="Of agents.")
 @click.option("--node-grace", "node_grace_s", type=float, metavar="SECONDS", help="Silence after which a node is lost.")
 @click.option("--restart", "restart_s", type=float, metavar="SECONDS", help="Its cost until some were measured.")
+@click.option(
+    "--decide-after", "decide_after_s", type=float, metavar="SECONDS", help="Gather events for so long first."
+)
 @click.option("--launch-deadline", "launch_deadline_s", type=float, metavar="SECONDS", help="For a gang to be up.")
 @click.option("--address-file", type=_FILE, help="File that gets the address once it serves.")
 def scheduler(app: App, **options: Any) -> int:

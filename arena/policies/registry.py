@@ -13,6 +13,7 @@ from arena.policies.easy import EasyBackfill
 from arena.policies.elastic import Elastic
 from arena.policies.elastic_rules import ElasticRules
 from arena.policies.fcfs import FirstComeFirstServed
+from arena.policies.priced.allocation import EXACT, Effort
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.policy import PricedPolicy
 from arena.policies.srtf import ShortestRemainingTimeFirst
@@ -23,8 +24,12 @@ def _elastic(**options: float | None) -> Policy:
     return Elastic(rules=ElasticRules(**options))  # type: ignore[arg-type]  # names are checked by make_policy
 
 
-def _priced(**options: float | None) -> Policy:
-    return PricedPolicy(changes=ChangeRules(**options))  # type: ignore[arg-type]  # names are checked by make_policy
+def _priced(exact: float | None = None, **options: float | None) -> Policy:
+    """With ``exact``, every allocation problem is solved to its optimum, however long that takes."""
+    if exact not in {None, 0, 1}:
+        raise SpecError("exact must be 0 or 1", why=str(exact))
+    changes = ChangeRules(**options)  # type: ignore[arg-type]  # names are checked by make_policy
+    return PricedPolicy(changes=changes, effort=EXACT if exact else Effort())
 
 
 def _greedy(**options: float | None) -> Policy:
@@ -58,7 +63,9 @@ class _Entry:
 
 
 _ENTRIES: Mapping[str, _Entry] = {
-    "arena": _Entry(make=_priced, options=tuple(inspect.signature(ChangeRules).parameters), weighs_mixed_cells=True),
+    "arena": _Entry(
+        make=_priced, options=(*inspect.signature(ChangeRules).parameters, "exact"), weighs_mixed_cells=True
+    ),
     "arena-greedy": _Entry(make=_greedy, options=tuple(inspect.signature(GreedyRules).parameters)),
     "elastic": _Entry(make=_elastic, options=tuple(inspect.signature(ElasticRules).parameters)),
     "fcfs": _Entry(make=FirstComeFirstServed, gives_what_is_asked=True),

@@ -16,7 +16,7 @@ from arena.errors import UserError
 from arena.sim.asks import Asked, Asking, Lengths, parted
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.sources import ReplayGrids
-from arena.sim.study import Scenario
+from arena.sim.study import STUDY_CONFIG, Scenario
 from arena_traces.mapping import uniform_number
 from arena_traces.parts import from_zero, with_offered_load
 from arena_traces.trace import Accounting, Source, Trace
@@ -65,6 +65,7 @@ class Setting:
             drawn for them.
         plans: ``all``, or ``data-parallel`` alone; the grids that are given go by it.
         no_fit_share: Of the groups of each model family that run out of memory, whatever the grids say.
+        decide_after_s: What happens is gathered for so long before it is decided about.
     """
 
     load: float | None = None
@@ -79,6 +80,7 @@ class Setting:
     keeps_type: bool = False
     plans: str = "all"
     no_fit_share: float = 0.0
+    decide_after_s: float = 0.0
 
     @property
     def costs(self) -> SimCosts:
@@ -142,7 +144,8 @@ def _disturbed(
     if setting.no_fit_share:
         memory = TrueMemory(grids=seen, shape=shape, share=setting.no_fit_share, seed=seed)
         costs = replace(costs, memory=memory)
-    return Scenario(jobs=jobs, shape=shape, grids=seen, costs=costs, lengths=lengths)
+    config = replace(STUDY_CONFIG, decide_after_s=setting.decide_after_s)
+    return Scenario(jobs=jobs, shape=shape, grids=seen, costs=costs, lengths=lengths, config=config)
 
 
 def _asked(drawn: Drawn, grids: GridSource, shape: ClusterShape) -> dict[JobId, Asked]:
@@ -206,10 +209,13 @@ def _digest(scenario: Scenario) -> str:
     return found.hexdigest()
 
 
+_CAME_LATER = frozenset({"no_fit_share", "decide_after_s"})
+
+
 def _named(setting: Setting) -> dict[str, Any]:
     """Return a setting as JSON; what came to be one later is left out where it changes nothing: runs stay known."""
     fields = asdict(setting)
-    return {name: value for name, value in fields.items() if name != "no_fit_share" or value}
+    return {name: value for name, value in fields.items() if value or name not in _CAME_LATER}
 
 
 def _identity(drawn: Drawn, grids: GridSource, shape: ClusterShape, setting: Setting) -> dict[str, Any]:

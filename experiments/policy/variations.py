@@ -36,6 +36,8 @@ SENSITIVITY: dict[str, dict[str, Any]] = {
     "links believed 0.7": {"bias_link": 0.7},
     "10 % of plans do not fit": {"no_fit_share": 0.1},
     "30 % of plans do not fit": {"no_fit_share": 0.3},
+    "decisions after 60 s": {"decide_after_s": 60.0},
+    "decisions after 300 s": {"decide_after_s": 300.0},
 }
 
 ABLATIONS: dict[str, dict[str, Any]] = {

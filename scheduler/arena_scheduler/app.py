@@ -237,6 +237,7 @@ def engine_config(config: SchedulerConfig, tenants: Guarantees | None = None) ->
         output_root=config.output_root,
         node_grace_s=config.node_grace_s,
         launch_deadline_s=config.launch_deadline_s,
+        decide_after_s=config.decide_after_s,
         restart_s=config.restart_s,
         tenants=tenants or {},
         usd_per_hour={name: gpu_type.usd_per_hour for name, gpu_type in catalog().items()},

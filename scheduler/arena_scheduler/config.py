@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ class SchedulerConfig:
         node_grace_s: Silence after which an agent is out of reach, and absence after which its node is lost.
         restart_s: What saving, stopping and resuming a job is taken to cost until some have been measured.
         launch_deadline_s: From launch until all processes of an attempt are up.
+        decide_after_s: How long what happens is gathered before it is decided about all of it at once; None decides
+            at every event.
         address_file: File to which the bound address is written once the scheduler serves.
     """
 
@@ -47,6 +50,7 @@ class SchedulerConfig:
     node_grace_s: float = 15.0
     restart_s: float = 10.0
     launch_deadline_s: float = 60.0
+    decide_after_s: float | None = None
     address_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -60,6 +64,8 @@ class SchedulerConfig:
             )
         if not self.restart_s >= 0:
             raise UserError("a restart cannot cost less than nothing", why=f"got {self.restart_s:g} s")
+        if self.decide_after_s is not None and not 0 <= self.decide_after_s < math.inf:
+            raise UserError("decisions cannot wait that long", why=f"got {self.decide_after_s:g} s")
         if not is_loopback(self.host):
             self._refuse_open_door()
 

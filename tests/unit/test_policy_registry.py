@@ -6,6 +6,7 @@ import pytest
 
 from arena.errors import SpecError
 from arena.policies.arena_greedy import ArenaGreedy
+from arena.policies.priced.policy import PricedPolicy
 from arena.policies.registry import make_policy, policy_names
 
 
@@ -40,3 +41,12 @@ def test_ablations_of_the_published_greedy_are_switches():
     for options, says in (({"scaling": 0.5}, "0 or 1"), ({"migration": 2}, "0 or 1"), ({"depth": -1}, "whole number")):
         with pytest.raises(SpecError, match=says):
             make_policy("arena-greedy", options)
+
+
+def test_exact_is_a_switch():
+    policy = make_policy("arena", {"exact": 1})
+    assert isinstance(policy, PricedPolicy)
+    assert policy.effort.gap == 0.0
+    assert make_policy("arena", {"exact": 0}) == make_policy("arena")
+    with pytest.raises(SpecError, match="exact must be 0 or 1"):
+        make_policy("arena", {"exact": 0.5})

@@ -50,6 +50,11 @@ class Effort:
     whole_columns_max: int = WHOLE_COLUMNS_MAX
 
 
+_ALL = 2**31 - 1
+EXACT = Effort(gap=0.0, nodes=_ALL, columns_max=_ALL, whole_columns_max=_ALL)
+"""The optimum, however long it takes: the linear program and branch and bound over all that could be part of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A choice that fits, and how good it can be at most.

@@ -21,8 +21,8 @@ from arena.policies.priced.seating import Seats, seated_or_better
 ROUNDS_MAX = 4
 """Times that a choice is made."""
 
-LOST_MAX = 0.001
-"""Of the bound; a choice that loses no more than this by what found no devices is not made again."""
+LOST_SHARE = 0.5
+"""Of the gap that is good enough; a choice that loses no more by what found no devices is not made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def settled(
         found = _seated(snapshot, market, columns, answer, priced)
         best = found if best is None or found.value > best.value else best
         cuts |= found.seats.cuts
-        if not found.seats.cuts or best.lost <= LOST_MAX * priced.bound:
+        if not found.seats.cuts or best.lost <= LOST_SHARE * effort.gap * priced.bound:
             break
         within = _without(columns, cuts)
     assert best is not None
