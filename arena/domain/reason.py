@@ -46,12 +46,14 @@ class ReasonCode(StrEnum):
     DEADLINE_KEPT = "deadline_kept"
     DEADLINE_LATE = "deadline_late"
     DEADLINE_PASSED = "deadline_passed"
+    DEADLINE_OPEN = "deadline_open"
     DEADLINE_UNKNOWN = "deadline_unknown"
     RECLAIMED = "reclaimed"
     KEPT_FOR_SHARE = "kept_for_share"
     BEYOND_SHARE = "beyond_share"
     SHARE = "share"
     RESERVED = "reserved"
+    RESERVED_OPEN = "reserved_open"
     BUDGET_SPENT = "budget_spent"
     BUDGET_TOO_SMALL = "budget_too_small"
     REQUESTED = "requested"
@@ -112,6 +114,9 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "the earliest end is {late_s:.0f} s later"
     ),
     ReasonCode.DEADLINE_PASSED: "its deadline has passed, so it is served as if it had none",
+    ReasonCode.DEADLINE_OPEN: (
+        "its deadline in {left_s:.0f} s cannot be promised: nobody knows when GPUs that it can use come free"
+    ),
     ReasonCode.DEADLINE_UNKNOWN: (
         "its deadline in {left_s:.0f} s is not promised: its length is not known (declare stop.steps or a time limit)"
     ),
@@ -136,6 +141,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
         "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"
+    ),
+    ReasonCode.RESERVED_OPEN: (
+        "nodes {nodes} are kept for it: it starts there on {group} when jobs have ended of which nobody knows how long "
+        "they run"
     ),
     ReasonCode.RESERVED: "nodes {nodes} are kept for it: it starts there on {group} in {start_s:.0f} s at the latest",
     ReasonCode.REQUESTED: "requested by {by}",

@@ -1,7 +1,8 @@
-"""A job that wants the whole cluster, among a flood of small ones, starts within the bound of ``arena``."""
+"""A job that wants the whole cluster, or half of it, starts within the bound of ``arena`` among a flood of others."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -67,3 +68,51 @@ def test_a_large_job_starts_within_its_bound(preemptible: bool) -> None:
     assert large.first_started_at_s - large.submitted_at_s <= WAIT_MAX_S + left_s + RESTART_S
     assert large.first_started_at_s - large.submitted_at_s > 0.9 * WAIT_MAX_S  # else the flood is none
     assert all(one.ended_at_s is not None for one in found.values())
+
+
+WIDE_WAIT_MAX_S, LONGEST_S = 600.0, 300
+WIDE = WorkloadSpec(name="wide__1B", global_batch=8)
+
+
+def wide_among_many(node_count: int) -> dict[str, JobOutcome]:
+    """Run a job of whole nodes on eight of eight GPUs, among small ones of 30 to 300 s that may not be stopped."""
+    grids = TableGrids(
+        name="hand",
+        iter_time_s={WIDE: {GpuGroup.of("cpu", [8] * node_count): 1.0}, SMALL: {GpuGroup.of("cpu", [1]): 1.0}},
+    )
+    restart = ConstantRestart(first_s=RESTART_S, again_s=RESTART_S)
+    replay = Replay(
+        shape=shape(("cpu", 8, 8)),
+        policy=make_policy("arena", {"wait_max_s": WIDE_WAIT_MAX_S}),
+        grids=grids,
+        costs=SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0, restart_s=RESTART_S),
+    )
+    rng = random.Random(0)
+    flood = [
+        submitted(f"s{at:05}", 2.5 * at, SMALL, rng.randint(30, LONGEST_S), preemptible=False)
+        for at in range(int((WIDE_WAIT_MAX_S + 500.0) // 2.5))
+    ]
+    jobs = sorted([*flood, submitted("wide", 100.0, WIDE, 60)], key=lambda job: job.submitted_at_s)
+    return {one.job_id: one for one in replay.run(jobs).outcomes}
+
+
+@pytest.mark.parametrize("node_count", [8, 4])
+def test_a_job_of_64_gpus_starts_within_its_bound_among_many_that_may_not_be_stopped(node_count: int) -> None:
+    """Others are backfilled until then: where they are gone in time, and beside its nodes as ever."""
+    found = wide_among_many(node_count)
+    wide = found["wide"]
+    assert wide.first_started_at_s is not None
+    waited_s = wide.first_started_at_s - wide.submitted_at_s
+    assert 0.95 * WIDE_WAIT_MAX_S < waited_s <= WIDE_WAIT_MAX_S + LONGEST_S + 2 * RESTART_S
+    reserved_at_s = wide.submitted_at_s + WIDE_WAIT_MAX_S
+    between = [
+        one
+        for name, one in found.items()
+        if name != "wide"
+        and one.first_started_at_s is not None
+        and reserved_at_s < one.first_started_at_s < wide.first_started_at_s
+    ]
+    assert len(between) >= 10
+    if node_count == 8:
+        assert all(one.ended_at_s <= wide.first_started_at_s for one in between)

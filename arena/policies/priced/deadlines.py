@@ -368,8 +368,10 @@ def late_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: int) 
     if plan is None or need is None or at in plan.blocks:
         return None
     end_s = _earliest_end_s(need, plan.room)
-    late_s = math.inf if end_s is None else max(end_s - need.due_s, 0.0)
-    return reason(ReasonCode.DEADLINE_LATE, left_s=need.due_s - snapshot.now_s, late_s=late_s)
+    left_s = need.due_s - snapshot.now_s
+    if end_s is None:
+        return reason(ReasonCode.DEADLINE_OPEN, left_s=left_s)
+    return reason(ReasonCode.DEADLINE_LATE, left_s=left_s, late_s=max(end_s - need.due_s, 0.0))
 
 
 def _earliest_end_s(need: Need, room: Timetable) -> float | None:

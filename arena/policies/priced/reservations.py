@@ -195,9 +195,7 @@ def reservation_reason(snapshot: Snapshot, market: Market, found: Reservation) -
     """Return what is kept for a job, and from when on it can have it."""
     named = ", ".join(found.nodes[:NODES_NAMED_MAX])
     more = f" and {len(found.nodes) - NODES_NAMED_MAX} more" if len(found.nodes) > NODES_NAMED_MAX else ""
-    return reason(
-        ReasonCode.RESERVED,
-        group=str(market.group(found.column)),
-        nodes=named + more,
-        start_s=found.start_s - snapshot.now_s,
-    )
+    group = str(market.group(found.column))
+    if not found.start_s < math.inf:
+        return reason(ReasonCode.RESERVED_OPEN, group=group, nodes=named + more)
+    return reason(ReasonCode.RESERVED, group=group, nodes=named + more, start_s=found.start_s - snapshot.now_s)

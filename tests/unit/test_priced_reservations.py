@@ -1,0 +1,80 @@
+"""Nodes that `arena` keeps for a job that has waited too long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from arena.domain.job import JobId
+from arena.domain.reason import Reason, ReasonCode
+from arena.policies.base import Snapshot
+from arena.policies.priced.changes import ChangeRules
+from arena.policies.priced.policy import PricedPolicy
+from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
+
+POLICY = PricedPolicy(changes=ChangeRules(wait_max_s=1_000.0))
+SMALL, LARGE = grid_of(cell("cpu", [1], 1.0)), grid_of(cell("cpu", [2, 2], 1.0))
+LARGE_ID = JobId("large")
+
+
+def cluster(steps_left: dict[str, int], *, short: int = 50, now_s: float = 5_000.0) -> Snapshot:
+    """Three nodes of two GPUs, each with one job that may not be stopped; a large job and a small one wait."""
+    nodes = [node_info(f"n{index}") for index in range(1, 4)]
+    jobs = {
+        name: (train_spec(name, stop={"steps": steps}, preemptible=False, kind="moldable"), SMALL)
+        for name, steps in steps_left.items()
+    }
+    running = {
+        name: holding_of(SMALL, allocation_on((f"n{index}", [0])), movable=False, since_s=now_s)
+        for index, name in enumerate(steps_left, start=1)
+    }
+    jobs["large"] = (train_spec("large", stop={"steps": 500}), LARGE)
+    jobs["new"] = (train_spec("new", stop={"steps": short}, preemptible=False, kind="moldable"), SMALL)
+    snapshot = snapshot_of(nodes, jobs, running=running, now_s=now_s, restart_s=10.0)
+    waited = replace(snapshot.jobs[LARGE_ID], submitted_at_s=now_s - 2_000.0)
+    return replace(snapshot, jobs=snapshot.jobs.set(LARGE_ID, waited))  # type: ignore[attr-defined]
+
+
+def reserved(reasons: tuple[Reason, ...]) -> Reason:
+    return next(one for one in reasons if one.code in {ReasonCode.RESERVED, ReasonCode.RESERVED_OPEN})
+
+
+def test_the_nodes_are_those_that_are_free_first_and_it_is_said_from_when_on() -> None:
+    snapshot = cluster({"a": 300, "b": 900, "c": 100})
+    for reasons in (POLICY.decide(snapshot).reasons[LARGE_ID], POLICY.explain(snapshot, LARGE_ID)):
+        told = reserved(reasons)
+        assert told.names == {"group": "cpu 2+2", "nodes": "n3, n1"}
+        assert told.numbers["start_s"] == pytest.approx(300.0)
+    assert POLICY.decide(snapshot).look_again_at_s == pytest.approx(snapshot.now_s + 300.0)
+
+
+@pytest.mark.parametrize(("short", "nodes"), [(50, {"n1", "n2", "n3"}), (280, {"n1", "n2", "n3"}), (400, {"n2"})])
+def test_others_start_there_only_if_they_are_gone_by_then(short: int, nodes: set[str]) -> None:
+    choice = POLICY.decide(cluster({"a": 300, "b": 900, "c": 100}, short=short)).choices[JobId("new")]
+    assert choice is not None
+    assert set(choice.allocation.node_ids) <= nodes
+
+
+def test_where_nobody_knows_when_a_job_ends_nothing_that_may_not_be_stopped_starts_beside_it() -> None:
+    """Each node has a job of unknown length: two of them are kept, so what is new starts on the third."""
+    snapshot = cluster({"a": 300, "b": 900, "c": 100})
+    unknown = {
+        name: replace(job, spec=job.spec.model_copy(update={"stop": train_spec("x", stop={}).stop}))
+        for name, job in snapshot.jobs.items()
+        if name in {"a", "b", "c"}
+    }
+    found = replace(snapshot, jobs=snapshot.jobs.update(unknown))  # type: ignore[attr-defined]
+    decision = POLICY.decide(found)
+    assert reserved(decision.reasons[LARGE_ID]).code is ReasonCode.RESERVED_OPEN
+    kept = set(reserved(decision.reasons[LARGE_ID]).names["nodes"].split(", "))
+    choice = decision.choices[JobId("new")]
+    assert choice is not None
+    assert not kept & set(choice.allocation.node_ids)
+
+
+def test_nothing_is_kept_before_the_bound_is_reached() -> None:
+    snapshot = cluster({"a": 300, "b": 900, "c": 100}, short=400)
+    fresh = replace(snapshot.jobs[LARGE_ID], submitted_at_s=snapshot.now_s - 10.0)
+    reasons = POLICY.explain(replace(snapshot, jobs=snapshot.jobs.set(LARGE_ID, fresh)), LARGE_ID)  # type: ignore[attr-defined]
+    assert ReasonCode.RESERVED not in {one.code for one in reasons}
