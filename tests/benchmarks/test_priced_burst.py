@@ -8,6 +8,7 @@ reasons and records. Other load on the machine does not count, but still slows i
 
 from __future__ import annotations
 
+import gc
 import random
 import statistics
 import time
@@ -180,6 +181,13 @@ class Cluster:
         return dict(Counter(job.state.value for job in self.engine.state.jobs.values()))
 
 
+def collect_like_the_command_line() -> None:
+    """Collect garbage as ``arena.cli.main`` does, not all of pytest's objects again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
+
+
 def quantile(values: list[float], percent: int) -> float:
     return statistics.quantiles(values, n=100)[percent - 1]
 
@@ -204,6 +212,7 @@ def test_a_burst_of_submissions(capsys: pytest.CaptureFixture[str]) -> None:
     turned, gaps = said(f"{ended} end and {ended} come", cluster), cluster.gaps.copy()
     before = cluster.jobs()
     cluster.decide_at_every_event()
+    collect_like_the_command_line()
     for _ in range(BURST):
         cluster.submit()
     with capsys.disabled():
