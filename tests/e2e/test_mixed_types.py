@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from arena.domain.records import JobState
+from arena.domain.records import EntryKind, JobState
 from tests.builders import train_spec
 from tests.fakes.local_cluster import ProcessCluster, process_cluster
 
@@ -24,12 +24,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def test_a_job_that_wants_more_gpus_than_any_type_has_trains_on_two(cluster: ProcessCluster) -> None:
-    spec = train_spec("wide", train={"global_batch": 8}, gpus={"count": 3}, stop={"steps": 40})
+    spec = train_spec("wide", train={"global_batch": 8}, gpus={"count": 3}, stop={"steps": 200})
     job_id = cluster.submit(spec)
+    launched = cluster.wait_entry(job_id, EntryKind.ATTEMPT_LAUNCHED, group=GROUP)
     cluster.wait_state(job_id, JobState.RUNNING)
 
+    assert launched.data["cause"] == "started"
     shown = cluster.arena_json("job", job_id)["job"]
-    assert cluster.arena_json("why", job_id)["reasons"][0]["names"]["group"] == GROUP
     assert {share["node_id"] for share in shown["allocation"]["shares"]} == {"old", "new"}
     named = {one["gpu_type"] for stage in shown["plan"]["stages"] for one in stage["replicas"]}
     assert named == {"t4", "v100-16"}
