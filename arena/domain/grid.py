@@ -89,7 +89,7 @@ class Grid:
 
     def cell(self, group: GpuGroup) -> Cell | None:
         """Return the cell of a group, None where it is infeasible or unknown."""
-        return next((cell for cell in (*self.cells, *self.mixed) if cell.group == group), None)
+        return next((cell for some in (self.cells, self.mixed) for cell in some if cell.group == group), None)
 
 
 class GridSource(Protocol):
