@@ -78,3 +78,16 @@ def test_nothing_is_kept_before_the_bound_is_reached() -> None:
     fresh = replace(snapshot.jobs[LARGE_ID], submitted_at_s=snapshot.now_s - 10.0)
     reasons = POLICY.explain(replace(snapshot, jobs=snapshot.jobs.set(LARGE_ID, fresh)), LARGE_ID)  # type: ignore[attr-defined]
     assert ReasonCode.RESERVED not in {one.code for one in reasons}
+
+
+def test_who_cannot_pay_does_not_stand_before_who_has_waited_too_long() -> None:
+    """It is told what it lacks, and nothing else."""
+    snapshot = replace(cluster({"a": 300, "b": 900, "c": 100}), usd_per_hour={"cpu": 3_600.0})
+    poor = snapshot.jobs[JobId("new")]
+    spec = poor.spec.model_copy(update={"budget_usd": 1.0})
+    older = replace(poor, spec=spec, submitted_at_s=snapshot.now_s - 4_000.0)
+    found = replace(snapshot, jobs=snapshot.jobs.set(JobId("new"), older))  # type: ignore[attr-defined]
+    decision = POLICY.decide(found)
+    assert reserved(decision.reasons[LARGE_ID]).names["nodes"] == "n3, n1"
+    for reasons in (decision.reasons[JobId("new")], POLICY.explain(found, JobId("new"))):
+        assert [one.code for one in reasons] == [ReasonCode.BUDGET_TOO_SMALL]

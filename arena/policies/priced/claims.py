@@ -72,6 +72,10 @@ class Claims:
     finer: float
     next_look_s: float | None
 
+    def is_barred(self, at: int) -> bool:
+        """Tell whether a contender that waits can be given nothing, whatever the others have."""
+        return at in self.unaffordable and self.market.keeping[at] < 0
+
     def reasons(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return what is to be said of a contender's claims."""
         due = deadline_reason(snapshot, self.market, self.plan, at)
@@ -89,11 +93,12 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     """Put all claims into a market and the values of its columns."""
     affordable = offered(snapshot, market)
     mask = affordable.mask(market)
-    overdue = _overdue(snapshot, market, mask, changes)
+    barred = affordable.reasons.keys()
+    overdue = _overdue(snapshot, market, mask, changes, barred)
     plan = planned(snapshot, market, power, mask, None if overdue is None else _block(market, overdue))
     raised = value if plan is None else steadied(market, value)
     raised = pressed(snapshot, market, plan, raised, changes)
-    raised = urged(snapshot, market, raised, changes.wait_max_s)
+    raised = urged(snapshot, market, raised, changes.wait_max_s, barred)
     raised = raised if affordable.columns is None else np.where(mask, raised, -1.0)
     reservations = _reservations(snapshot, market, plan, overdue, changes)
     instants = (
@@ -112,9 +117,11 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     )
 
 
-def _overdue(snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], changes: ChangeRules) -> Reservation | None:
+def _overdue(
+    snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], changes: ChangeRules, barred: Collection[int]
+) -> Reservation | None:
     """Return the nodes for the job that has waited longest, if that is too long."""
-    at = longest_overdue(snapshot, market, changes.wait_max_s)
+    at = longest_overdue(snapshot, market, changes.wait_max_s, barred)
     if at is None:
         return None
     own = np.flatnonzero((market.job == at) & mask)

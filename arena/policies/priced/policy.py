@@ -88,6 +88,8 @@ class PricedPolicy:
         if at is None:
             return ()
         problem = _problem(snapshot, market, self.changes)
+        if problem.claims.is_barred(at):
+            return problem.claims.explained(snapshot, at)
         market, problem, (answer, _) = self._chosen(snapshot, problem.claims.market, problem)
         by_share = share_reason(snapshot, market, problem.columns, answer, at)
         told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, job_id, self.effort))
@@ -332,6 +334,9 @@ def _reasons(
         elif answer.chosen[at] < 0:
             outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
             told = problem.claims.reasons(snapshot, at)
+            if problem.claims.is_barred(at):
+                reasons[contender.job_id] = told
+                continue
             by_share = share_reason(snapshot, market, problem.columns, answer, at)
             reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
     return reasons

@@ -16,6 +16,8 @@ Guaranteed shares go first (see ``shares``): the bound holds on what they leave.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,9 +36,9 @@ def weights(snapshot: Snapshot, market: Market) -> Floats:
     return np.exp2(np.clip(np.array(priority, dtype=np.float64), -PRIORITY_MAX, PRIORITY_MAX))
 
 
-def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float) -> Floats:
-    """Return the values of columns where jobs that have waited too long come first."""
-    first = longest_overdue(snapshot, market, wait_max_s)
+def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, barred: Collection[int] = ()) -> Floats:
+    """Return the values of columns where jobs that have waited too long come first; see ``longest_overdue``."""
+    first = longest_overdue(snapshot, market, wait_max_s, barred)
     protected = _protected(snapshot, market, wait_max_s)
     if first is None and not protected.any():
         return value
@@ -64,12 +66,16 @@ def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float 
     return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
 
 
-def longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float) -> int | None:
-    """Return the waiting contender that has waited longest, if that is too long."""
+def longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Collection[int] = ()) -> int | None:
+    """Return the waiting contender that has waited longest, if that is too long.
+
+    Args:
+        barred: Contenders that can be given nothing, whatever the others have.
+    """
     waits = [
         (_waiting_since_s(snapshot, contender.job_id), at)
         for at, contender in enumerate(market.contenders)
-        if contender.holding is None
+        if contender.holding is None and at not in barred
     ]
     since_s, at = min(waits, default=(snapshot.now_s, 0))
     return at if waits and snapshot.now_s - since_s >= wait_max_s else None
