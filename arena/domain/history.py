@@ -15,6 +15,7 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from immutables import Map, MapMutation
@@ -146,6 +147,7 @@ def workload_name(spec: JobSpec) -> str:
     return _program(spec.command.argv) if spec.command is not None else ""
 
 
+@lru_cache(maxsize=4096)
 def _program(argv: tuple[str, ...]) -> str:
     """Return a program without its options: ``python train.py``, ``python -m tool.train``."""
     count = next((index for index, word in enumerate(argv) if word.startswith("--")), len(argv))
