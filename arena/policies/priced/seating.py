@@ -66,15 +66,20 @@ def seated(snapshot: Snapshot, market: Market, chosen: Ints, value: Floats) -> S
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 
 
-def seated_or_better(snapshot: Snapshot, market: Market, columns: Columns, priced: Priced, chosen: Ints) -> Seats:
+def seated_or_better(
+    snapshot: Snapshot, market: Market, columns: Columns, priced: Priced, chosen: Ints, *, is_full: bool
+) -> Seats:
     """Find devices for all that change; what finds none has the most profitable column that does, or nothing.
 
     So has everybody else who gains by what is left over then.
+
+    Args:
+        is_full: Whether the choice leaves nothing over, if all of it finds devices.
     """
     seating = _Seating(snapshot, market, chosen, columns.value)
     seating.seat_all()
-    if seating.cuts:
-        seating.chosen[[int(market.job[column]) for column in seating.cuts]] = NONE
+    seating.chosen[[int(market.job[column]) for column in seating.cuts]] = NONE
+    if seating.cuts or not is_full:
         _fill(seating, columns, priced)
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 

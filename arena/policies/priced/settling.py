@@ -30,11 +30,9 @@ class _Found:
     """A choice that has devices.
 
     Args:
-        columns: What could be chosen, without what had found no devices before.
         lost: What it is worth less than what was chosen at first.
     """
 
-    columns: Columns
     seats: Seats
     value: float
     lost: float
@@ -66,7 +64,8 @@ def settled(
             prices=None if priced is None else priced.prices,
         )
         priced = priced or answer.priced
-        found = _seated(snapshot, market, columns, answer, priced)
+        seats = seated_or_better(snapshot, market, columns, priced, answer.chosen, is_full=not cuts)
+        found = _found(columns, seats, answer.chosen)
         best = found if best is None or found.value > best.value else best
         cuts |= found.seats.cuts
         if not found.seats.cuts or best.lost <= LOST_SHARE * effort.gap * priced.bound:
@@ -76,15 +75,14 @@ def settled(
     assert priced is not None
     for incumbent in incumbents:
         if columns.worth(incumbent) > best.value:
-            stays = Answer(chosen=incumbent, value=columns.worth(incumbent), priced=priced)
-            best = _seated(snapshot, market, columns, stays, priced)
+            seats = seated_or_better(snapshot, market, columns, priced, incumbent, is_full=False)
+            best = _found(columns, seats, incumbent)
     return Answer(chosen=best.seats.chosen, value=best.value, priced=priced), replace(best.seats, cuts=cuts)
 
 
-def _seated(snapshot: Snapshot, market: Market, columns: Columns, answer: Answer, priced: Priced) -> _Found:
-    seats = seated_or_better(snapshot, market, columns, priced, answer.chosen)
+def _found(columns: Columns, seats: Seats, chosen: Ints) -> _Found:
     value = columns.worth(seats.chosen)
-    return _Found(columns=columns, seats=seats, value=value, lost=answer.value - value)
+    return _Found(seats=seats, value=value, lost=columns.worth(chosen) - value)
 
 
 def _without(columns: Columns, cuts: Mapping[int, Reason]) -> Columns:
