@@ -27,6 +27,7 @@ MOVES_MAX = 4
 MOVES_S = 3_600.0
 """No job is launched again more often than this in so long."""
 
+ROW_NAMES_MAX = 8
 HALVED_SIZE_MIN = 8
 """Halves of nodes from this size on are rows of their own."""
 
@@ -38,19 +39,23 @@ class Row:
     Args:
         chunk: 1 for single GPUs; else so many on one node, of which only what is free together counts.
         kept_for: Projects that claim a part of it, whose jobs need none of this row: it is what others may have.
+        kept_count: What they claim.
         is_lasting: Whether it is of jobs that may not be stopped only.
     """
 
     pool: Pool
     chunk: int
     kept_for: tuple[str, ...] = ()
+    kept_count: float = 0.0
     is_lasting: bool = False
 
     def __str__(self) -> str:
         name = "/".join(filter(None, self.pool))
         chunk = "" if self.chunk == 1 else f" by {self.chunk}"
         lasting = " for good" if self.is_lasting else ""
-        beside = f" beside {', '.join(self.kept_for)}" if self.kept_for else ""
+        more = len(self.kept_for) - ROW_NAMES_MAX
+        names = ", ".join(self.kept_for[:ROW_NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+        beside = f" beside {names}" if self.kept_for else ""
         return f"{name}{chunk}{lasting}{beside}"
 
     def taken(self, count: int) -> int:

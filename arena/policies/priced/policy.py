@@ -109,8 +109,9 @@ class PricedPolicy:
         if not snapshot.tenants:
             return market, problem, self._settled(snapshot, market, problem)
 
-        def settle(within: Market, columns: Columns) -> tuple[Answer, Seats]:
-            guess = np.pad(problem.guess, (0, len(within.rows) - len(problem.guess)))
+        def settle(within: Market, columns: Columns, prices: Floats | None) -> tuple[Answer, Seats]:
+            known = problem.guess if prices is None else prices
+            guess = np.pad(known, (0, len(within.rows) - len(known)))
             return self._settled(snapshot, within, replace(problem, columns=columns, guess=guess))
 
         closed = types_kept_free(snapshot, market, self.changes.wait_max_s)

@@ -132,10 +132,9 @@ def _row_against(market: Market, columns: Columns, answer: Answer, keeping: int)
 def _facts(snapshot: Snapshot, market: Market, row: int) -> dict[str, float | str]:
     """Return whose share a row keeps, how much of it they claim there, and what they are guaranteed."""
     kept = market.rows[row]
-    base = next(at for at, one in enumerate(market.rows) if one == replace(kept, kept_for=()))
     return {
         "project": ", ".join(kept.kept_for),
         "gpu_type": kept.pool[0],
-        "claimed": float(market.supply[base] - market.supply[row]),
+        "claimed": kept.kept_count,
         "guaranteed": float(sum(snapshot.tenants[name].gpu_count for name in kept.kept_for)),
     }

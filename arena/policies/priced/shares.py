@@ -9,8 +9,9 @@ work: what it has no job for, or none that fits, is lent to whoever pays most.
 says that what is taken beyond the claims fits beside the claims. Few of the sets matter, so they are added as they are
 broken, the one with all tenants first. The claims themselves keep all rows, and a choice that keeps them stays one when
 a tenant's jobs are replaced by those it claimed for: so at the optimum each tenant does at least as well as it would
-alone with its share, prices of these rows say what a share costs the others, and the bound is that of the problem with
-shares.
+alone with its share, and prices of these rows say what a share costs the others. Where tenants are alike one set would
+follow the other; so after a first round what is left beside the claims is parted among those that would have it, and
+the bound stays that of the sets.
 
 *Whole nodes.* Where the GPUs of a claim are there but not together, jobs that have no claim are taken off the nodes on
 which they are worth least. What is not there together even then is claimed no longer, and lent.
@@ -40,7 +41,8 @@ A guarantee of any type is claimed where the tenant's jobs run best: name the ty
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,6 +52,7 @@ from arena.domain.tenants import ANY_TYPE
 from arena.policies.base import Snapshot
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.borrowers import Shared, borrowers_in_the_way
+from arena.policies.priced.ceilings import SLACK, Amounts, Ceiling, ceilings, first_rows, more_rows
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, firsts
 from arena.policies.priced.market import MOVES_MAX, Market, Row
 from arena.policies.priced.seating import Seats
@@ -57,26 +60,7 @@ from arena.policies.priced.seating import Seats
 ROUNDS_MAX = 16
 """Times that a choice is made anew, with more rows or with borrowers taken off nodes."""
 
-_SLACK = 1e-6
-
-Settle = Callable[[Market, Columns], tuple[Answer, Seats]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amounts:
-    """Amounts of which tenants claim parts.
-
-    Args:
-        rows: What each is.
-        supply: What there is of each; shape (amounts,).
-        usage: What each column takes; shape (columns, amounts).
-        claims: Shape (tenants, amounts).
-    """
-
-    rows: tuple[Row, ...]
-    supply: Floats
-    usage: Floats
-    claims: Floats
+Settle = Callable[[Market, Columns, Floats | None], tuple[Answer, Seats]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +86,6 @@ class Tenancy:
     lasting: Amounts | None
 
 
-Ceiling = tuple[int, int, tuple[int, ...]]
-"""Number of the amounts, position among them, and the tenants whose claims others must leave."""
-
-
 def shared(
     snapshot: Snapshot,
     market: Market,
@@ -119,27 +99,30 @@ def shared(
 
     Args:
         columns: Without shares.
-        settle: Chooses and seats, within a market's rows.
+        settle: Chooses and seats within a market's rows, from prices of the first of them on if there are any known.
         closed: GPU types on which jobs that may not be stopped start only within their tenant's share.
     """
     tenancy = _tenancy_of(snapshot, market, closed)
     columns = replace(columns, value=steadied(market, columns.value))
-    barred, dropped, rows = set[int](), set[int](), list[Ceiling]()
-    claimed = amounts = None
+    barred, dropped, rows, is_late, bound = set[int](), set[int](), list[Ceiling](), False, -math.inf
+    claimed = amounts = prices = None
     for left in range(ROUNDS_MAX - 1, -1, -1):
         if claimed is None:
             claimed, amounts = _claimed(market, columns, tenancy, dropped, effort), None
         if amounts is None:
             amounts = (_claims(market, tenancy, claimed), *([tenancy.lasting] if tenancy.lasting else []))
-            rows = _first_rows(amounts)
+            rows, is_late, bound = first_rows(amounts), False, -math.inf
         values = np.where(_flags(barred, len(columns.job)), -1.0, columns.value)
         own_claims = frozenset(claimed[claimed >= 0].tolist()) if left else frozenset()
         extended = replace(_extended(market, tenancy, amounts, rows), claims=own_claims)
         extended = replace(extended, entitled=market.entitled | frozenset(np.flatnonzero(claimed >= 0).tolist()))
         own = Columns(job=columns.job, value=values, usage=extended.usage)
-        answer, seats = settle(extended, own)
+        answer, seats = settle(extended, own, prices)
+        prices = answer.priced.prices[: len(market.rows)]
+        more = list(more_rows(tenancy.tenant, amounts, answer.chosen, is_late=is_late))
+        bound = max(bound, answer.priced.bound) if is_late else answer.priced.bound
+        answer = replace(answer, priced=replace(answer.priced, bound=bound))
         found = Shared(market=extended, columns=own, answer=answer, seats=seats)
-        more = [row for row in _broken(tenancy, amounts, answer.chosen) if row not in rows]
         unserved = _unserved(market, tenancy, claimed, answer.chosen)
         unseated = sorted(own_claims & seats.cuts.keys())
         if not more and not unserved and not unseated:
@@ -148,7 +131,7 @@ def shared(
                 break
             claimed, amounts = wider, None
             continue
-        rows += more
+        rows, is_late = [*rows, *more], is_late or bool(more)
         in_the_way = borrowers_in_the_way(snapshot, found, claimed, unserved)
         barred |= {int(market.keeping[at]) for at in in_the_way}
         given_up = [column for column in unseated if market.keeping[market.job[column]] >= 0 or not in_the_way]
@@ -286,7 +269,7 @@ def _claimed(market: Market, columns: Columns, tenancy: Tenancy, dropped: Collec
     """Return what each contender has when tenants are alone with their shares, ``NONE`` for all others."""
     chosen = np.full(len(market.contenders), NONE, dtype=np.intp)
     is_open = (tenancy.tenant >= 0) & (columns.value > 0.0) & ~_flags(dropped, len(columns.job))
-    is_open &= (tenancy.by_kind <= np.where(is_open[:, None], tenancy.limits[tenancy.tenant], np.inf) + _SLACK).all(
+    is_open &= (tenancy.by_kind <= np.where(is_open[:, None], tenancy.limits[tenancy.tenant], np.inf) + SLACK).all(
         axis=1
     )
     keep = np.flatnonzero(is_open)
@@ -313,12 +296,12 @@ def _limit_rows(tenancy: Tenancy) -> tuple[Floats, Floats]:
 
 def _within(columns: Columns, supply: Floats, tenancy: Tenancy, amounts: Sequence[Amounts], effort: Effort) -> Ints:
     """Return a good choice that leaves what is claimed of some amounts."""
-    rows = _first_rows(amounts)
-    for _ in range(ROUNDS_MAX):
-        taken, left = _ceilings(tenancy, amounts, rows)
+    rows = first_rows(amounts)
+    for past in range(ROUNDS_MAX):
+        taken, left = ceilings(tenancy.tenant, amounts, rows)
         whole = replace(columns, usage=np.column_stack([columns.usage, taken]))
         answer = solve(whole, np.r_[supply, left], guess=np.zeros(len(supply) + len(left)), effort=effort)
-        more = [row for row in _broken(tenancy, amounts, answer.chosen) if row not in rows]
+        more = list(more_rows(tenancy.tenant, amounts, answer.chosen, is_late=past > 0))
         if not more:
             return answer.chosen
         rows += more
@@ -336,44 +319,16 @@ def _claims(market: Market, tenancy: Tenancy, claimed: Ints) -> Amounts:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _first_rows(amounts: Sequence[Amounts]) -> list[Ceiling]:
-    """Return the row of all tenants that claim something, for each amount."""
-    rows: list[Ceiling] = []
-    for number, one in enumerate(amounts):
-        for at in range(len(one.supply)):
-            owners = tuple(np.flatnonzero(one.claims[:, at] > 0.0).tolist())
-            if owners or one.rows[at].is_lasting:
-                rows.append((number, at, owners))
-    return rows
-
-
-def _broken(tenancy: Tenancy, amounts: Sequence[Amounts], chosen: Ints) -> Iterator[Ceiling]:
-    """Yield, for each amount of which a choice leaves too little, the row that says so most."""
-    picked = chosen[chosen >= 0]
-    for number, one in enumerate(amounts):
-        used = np.zeros((len(tenancy.names) + 1, len(one.supply)))
-        np.add.at(used, tenancy.tenant[picked], one.usage[picked])
-        beyond = np.maximum(used[:-1] - one.claims, 0.0).sum(axis=0) + used[-1]
-        for at in np.flatnonzero(beyond > one.supply - one.claims.sum(axis=0) + _SLACK).tolist():
-            yield number, at, tuple(np.flatnonzero(used[:-1, at] < one.claims[:, at] - _SLACK).tolist())
-
-
-def _ceilings(tenancy: Tenancy, amounts: Sequence[Amounts], rows: Sequence[Ceiling]) -> tuple[Floats, Floats]:
-    """Return what columns take of the rows, and what there is; shapes (columns, rows), (rows,)."""
-    taken, left = [], []
-    for number, at, owners in rows:
-        one = amounts[number]
-        taken.append(np.where(np.isin(tenancy.tenant, owners), 0.0, one.usage[:, at]))
-        left.append(float(one.supply[at] - one.claims[list(owners), at].sum()))
-    return np.array(taken).reshape(len(rows), len(tenancy.tenant)).T, np.array(left)
-
-
 def _extended(market: Market, tenancy: Tenancy, amounts: Sequence[Amounts], rows: Sequence[Ceiling]) -> Market:
     """Return the market with the rows of shares."""
-    taken, left = _ceilings(tenancy, amounts, rows)
+    taken, left = ceilings(tenancy.tenant, amounts, rows)
     named = tuple(
-        replace(amounts[number].rows[at], kept_for=tuple(tenancy.names[owner] for owner in owners))
-        for number, at, owners in rows
+        replace(
+            amounts[row.number].rows[row.at],
+            kept_for=tuple(tenancy.names[owner] for owner in row.kept_for),
+            kept_count=float(amounts[row.number].claims[list(row.kept_for), row.at].sum()),
+        )
+        for row in rows
     )
     return replace(
         market,
@@ -392,7 +347,7 @@ def _unserved(market: Market, tenancy: Tenancy, claimed: Ints, chosen: Ints) -> 
     for at in np.flatnonzero((claimed >= 0) & (chosen < 0) & (market.keeping < 0)).tolist():
         column = int(claimed[at])
         owner = int(tenancy.tenant[column])
-        if (used[owner] + tenancy.by_kind[column] <= tenancy.limits[owner] + _SLACK).all():
+        if (used[owner] + tenancy.by_kind[column] <= tenancy.limits[owner] + SLACK).all():
             used[owner] += tenancy.by_kind[column]
             found.append(at)
     return found
@@ -413,12 +368,12 @@ def _widened(
     np.add.at(used, owner[has], tenancy.by_kind[chosen[has]])
     left = np.where(tenancy.tenant[:, None] >= 0, (tenancy.limits - used[:-1])[tenancy.tenant], -1.0)
     waits = (chosen < 0) & (market.keeping < 0)
-    fits = waits[market.job] & (tenancy.by_kind <= left + _SLACK).all(axis=1) & (columns.value > 0.0)
+    fits = waits[market.job] & (tenancy.by_kind <= left + SLACK).all(axis=1) & (columns.value > 0.0)
     fits &= ~_flags(dropped, len(columns.job))
     for column in sorted(np.flatnonzero(fits).tolist(), key=lambda column: (market.gpu_count[column], column)):
         wider = np.where(owner == tenancy.tenant[column], chosen, claimed)
         wider[int(market.job[column])] = column
         picked = wider[wider >= 0]
-        if (market.usage[picked].sum(axis=0) <= market.supply + _SLACK).all():
+        if (market.usage[picked].sum(axis=0) <= market.supply + SLACK).all():
             return wider
     return None
