@@ -78,3 +78,24 @@ def test_no_tenant_is_below_its_share_for_longer_than_it_takes_to_reclaim_it() -
     assert len(ledger.outcomes) == len(jobs())
     assert with_shares[""].borrowed_gpu_hours > 0.9 * without[""].borrowed_gpu_hours, "what is idle is lent"
     assert all(one.attempt_count <= 8 for one in ledger.outcomes)
+
+
+def test_tenants_whose_jobs_exceed_their_halves_do_not_displace_each_other_in_turn() -> None:
+    wide = WorkloadSpec(name="wide__1B", global_batch=8)
+    grids = TableGrids(name="hand", iter_time_s={wide: {GpuGroup.of("cpu", [6]): 1.0}})
+    halves = {name: Guarantee(gpu_count_by_type={"cpu": 4}) for name in ("red", "blue")}
+    told = TenantLedger(tenants=halves)
+    replay = Replay(
+        shape=shape(("cpu", 8, 1)),
+        policy=make_policy("arena"),
+        grids=grids,
+        costs=SimCosts(
+            start_s=0.0, restart=ConstantRestart(first_s=START_S, again_s=START_S), save_s=SAVE_S, exit_s=0.0
+        ),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0, tenants=halves),
+    )
+    arrivals = [submitted(f"j{at}", 20.0 * at, wide, 100, ("red", "blue")[at % 2]) for at in range(8)]
+    ledger = replay.run(arrivals, watch=told.watch)
+    assert len(ledger.outcomes) == len(arrivals)
+    assert all(one.restart_count == 0 for one in ledger.outcomes)
+    assert all(one.below_share_s == 0.0 for one in told.figures()), "no job of theirs fits a share"

@@ -76,8 +76,9 @@ def _displaced(market: Market, columns: Columns, answer: Answer, forced: Ints, e
         if best is None or loss < best[0]:
             best = loss, column, found.chosen
     if best is None:
-        if any(row.kept_for or row.is_lasting for row in market.rows):
-            return ()  # shares are in the way, which is told beside
+        short = np.flatnonzero(market.supply < columns.usage[int(forced[0])])
+        if len(short) and all(market.rows[row].kept_for or market.rows[row].is_lasting for row in short.tolist()):
+            return ()  # shares alone are in the way, which is told beside
         return (reason(ReasonCode.UNMOVABLE, group=str(market.group(int(forced[0])))),)
     loss, column, chosen = best
     names = _giving_way(market, answer.chosen, chosen, at)
