@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import cast
 
 from arena.domain.allocation import GpuGroup
@@ -35,6 +35,9 @@ _DEAR, _CHEAP = 0.75, 0.1
 
 GAIN_MIN = 1.1
 """How much faster a mixed group has to be than what a part of its GPUs does; estimates are hardly more exact."""
+
+_UNLIKE_MAX = 2
+"""Doublings between the GPUs of two types up to which they are asked for together."""
 
 _PRICED_MIN = 8
 """With fewer GPUs of each type the shares leave little that prices could find."""
@@ -97,7 +100,7 @@ class MixedCells:
         """Yield the answer to each question, None where it is no plan over several types."""
         space = space_of(spec.parallel, beyond_worker=self.beyond_worker, proves=False)
         space = replace(space, one_node=False)  # nodes are of one type
-        for part, prices in questions(offer, worth_by_type(grid)):
+        for part, prices in questions(offer, worth_by_type(grid), gpus_useful(spec, grid)):
             if sum(one.gpu_count for one in part.values()) < spec.gpus.count_min:
                 continue
             found = _answer(spec, part, prices, space)
@@ -117,33 +120,51 @@ def worth_by_type(grid: Grid) -> dict[str, float]:
     return found
 
 
-def questions(offer: Offer, worth: Mapping[str, float]) -> list[tuple[Offer, Mapping[PartKey, float]]]:
-    """Return what is asked: parts of an offer, each with prices of a GPU of its parts; the largest shares first."""
+def gpus_useful(spec: JobSpec, grid: Grid) -> int | None:
+    """Return the GPUs beyond which a job gains nothing, None where nobody knows: twice as many as at its fastest."""
+    fastest = max(grid.cells, key=lambda cell: cell.steps_per_s, default=None)
+    most = None if fastest is None else 2 * fastest.group.gpu_count
+    limits = [one for one in (spec.gpus.count_max, most) if one is not None]
+    return min(limits, default=None)
+
+
+def questions(
+    offer: Offer, worth: Mapping[str, float], most: int | None = None
+) -> list[tuple[Offer, Mapping[PartKey, float]]]:
+    """Return what is asked: shares of an offer, each with prices of a GPU of its parts.
+
+    Args:
+        worth: Of a GPU of each type alone.
+        most: GPUs beyond which nothing is gained.
+    """
     is_priced = all(worth.get(key[0], 0.0) for key in offer)
     is_priced &= max(part.gpu_count for part in offer.values()) >= _PRICED_MIN
     dear = [
         (offer, {key: worth[key[0]] * (_DEAR if key == scarce else _CHEAP) for key in offer})
         for scarce in (sorted(offer) if is_priced else [])
     ]
-    shares = [(part, dict.fromkeys(part, 0.0)) for part in _shares(offer)]
-    return [*shares[: QUESTIONS_MAX - len(dear)], *dear]
+    shares = [offer, *_pairs(offer, most)]
+    free = [(share, dict.fromkeys(share, 0.0)) for share in shares[: QUESTIONS_MAX - len(dear)]]
+    return [*free, *dear]
 
 
-def _shares(offer: Offer) -> list[Offer]:
-    """Return shares of an offer: all of it, and of each two parts as many, or all of one and some of the other."""
-    chosen: dict[tuple[tuple[PartKey, int], ...], None] = {_counts(offer): None}
+def _pairs(offer: Offer, most: int | None) -> list[Offer]:
+    """Return shares of two parts: as many GPUs of each first, then unlike numbers; about a node of each first."""
+    found: dict[tuple[int, int, tuple[tuple[PartKey, int], ...]], Offer] = {}
     for one, other in combinations(sorted(offer), 2):
-        sizes = {key: _doubling(offer[key].gpu_count) for key in (one, other)}
-        pairs = [(count, count) for count in sizes[one] if count in sizes[other]]
-        pairs += [(offer[one].gpu_count, count) for count in sizes[other]]
-        pairs += [(count, offer[other].gpu_count) for count in sizes[one]]
-        chosen.update(dict.fromkeys((((one, mine), (other, yours)) for mine, yours in pairs)))
-    ordered = sorted(chosen, key=lambda counts: (-sum(count for _, count in counts), counts))
-    return [{key: replace(offer[key], gpu_count=count) for key, count in counts} for counts in ordered]
-
-
-def _counts(offer: Offer) -> tuple[tuple[PartKey, int], ...]:
-    return tuple((key, offer[key].gpu_count) for key in sorted(offer))
+        sizes = [
+            [count for count in _doubling(offer[key].gpu_count) if count < (most or count + 1)] for key in (one, other)
+        ]
+        for mine, yours in product(*sizes):
+            unlike = abs(mine.bit_length() - yours.bit_length())
+            if unlike <= _UNLIKE_MAX and mine + yours <= (most or mine + yours):
+                node = max(offer[one].gpus_per_node, offer[other].gpus_per_node)
+                away = abs(max(mine, yours).bit_length() - node.bit_length())
+                pair = {key: replace(offer[key], gpu_count=count) for key, count in ((one, mine), (other, yours))}
+                found[unlike, away, ((one, mine), (other, yours))] = pair
+    everything = {key: part.gpu_count for key, part in offer.items()}
+    ordered = [found[key] for key in sorted(found)]
+    return [pair for pair in ordered if {key: part.gpu_count for key, part in pair.items()} != everything]
 
 
 def _doubling(most: int) -> list[int]:

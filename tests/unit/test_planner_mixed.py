@@ -100,17 +100,19 @@ def test_a_job_stays_in_one_zone_whichever_has_both_types() -> None:
     assert {part.zone for cell in widened(gpt()).mixed for part in cell.group.parts} == {None}
 
 
-def test_questions_are_bounded_and_the_largest_shares_come_first() -> None:
+def test_questions_are_bounded_and_about_a_node_of_each_type_comes_first() -> None:
     names = ("a100-40", "a40", "h100", "v100-16")
     offer = {(name, "z"): Offered(gpu_type=catalog()[name], gpu_count=256, gpus_per_node=8) for name in names}
     asked = questions(offer, dict.fromkeys(names, 1.0))
 
-    assert len(asked) <= QUESTIONS_MAX
+    assert len(asked) == QUESTIONS_MAX
     assert asked[0][0] == offer
-    assert [sum(part.gpu_count for part in share.values()) for share, prices in asked if not any(prices.values())] == (
-        sorted(
-            (sum(part.gpu_count for part in share.values()) for share, prices in asked if not any(prices.values())),
-            reverse=True,
-        )
-    )
-    assert len([prices for _, prices in asked if any(prices.values())]) == len(names)
+    assert [[part.gpu_count for part in share.values()] for share, _ in asked[1:7]] == [[8, 8]] * 6
+    scarce = [prices for _, prices in asked if any(prices.values())]
+    assert [max(prices, key=lambda key: prices[key]) for prices in scarce] == sorted(offer)
+
+
+def test_what_is_more_than_a_job_can_use_is_not_asked_for() -> None:
+    offer = {(name, "z"): Offered(gpu_type=catalog()[name], gpu_count=64, gpus_per_node=8) for name in ("a40", "t4")}
+    shares = [share for share, prices in questions(offer, {}, 12)[1:] if not any(prices.values())]
+    assert max(sum(part.gpu_count for part in share.values()) for share in shares) == 12
