@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,11 +39,10 @@ def directory(tmp_path: Path) -> None:
     (tmp_path / "cluster").mkdir()
 
 
-def of_two(name: str, project: str) -> JobSpec:
+def of_two(name: str, project: str, **fields: Any) -> JobSpec:
     """A job on two GPUs that ends when it is cancelled."""
-    return train_spec(
-        name, project=project, kind="rigid", gpus={"count": 2}, stop={"steps": 1_000_000}, grace_s=GRACE_S
-    )
+    fields |= {"kind": "rigid", "gpus": {"count": 2}, "stop": {"steps": 1_000_000}, "grace_s": GRACE_S}
+    return train_spec(name, project=project, **fields)
 
 
 def shares(cluster: ProcessCluster) -> dict[str, TenantShare]:
@@ -50,7 +50,7 @@ def shares(cluster: ProcessCluster) -> dict[str, TenantShare]:
 
 
 def test_lent_gpus_are_taken_back_and_lent_again(cluster: ProcessCluster) -> None:
-    blue = [cluster.submit(of_two(name, "blue")) for name in ("first", "second")]
+    stays, gone = blue = [cluster.submit(of_two(f"of-{rank}", "blue", priority=rank)) for rank in (6, 0)]
     for job_id in blue:
         cluster.wait_state(job_id, JobState.RUNNING)
     lent = TenantShare(project="red", guaranteed={"any": 2}, lent=2)
@@ -59,7 +59,7 @@ def test_lent_gpus_are_taken_back_and_lent_again(cluster: ProcessCluster) -> Non
 
     red = cluster.submit(of_two("owner", "red"))
     cluster.wait_state(red, JobState.RUNNING)
-    (gone,) = [job_id for job_id in blue if cluster.client.job(job_id).job.preemption_count]
+    assert cluster.client.job(stays).job.preemption_count == 0
     entry = cluster.wait_entry(gone, EntryKind.JOB_PREEMPTED)
     assert "gives back 2 borrowed GPUs: project red has work for 2 cpu GPUs of the 2 it is guaranteed" in entry.message
     started = cluster.wait_entry(red, EntryKind.ATTEMPT_FIRST_STEP)
