@@ -155,7 +155,8 @@ class Cluster:
             case StopAttempt(node_id=node_id, attempt_id=attempt_id):
                 self.report(node_id, attempt_id, self.step_of(attempt_id))
                 return self.end(node_id, attempt_id, EndKind.STOPPED).commands
-        return ()
+            case _:
+                return ()
 
     def step_of(self, attempt_id: AttemptId) -> int:
         """Return the step that the job of an attempt has come to."""
