@@ -60,7 +60,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "1"
+    version: str = "2"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
