@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
-from arena.domain.records import JobRecord
+from arena.domain.records import EntryKind, JobRecord
 from arena.domain.replacing import replace
 from arena.engine.config import EngineConfig
-from arena.engine.decide import snapshot_of
+from arena.engine.decide import PolicyFault, snapshot_of
 from arena.engine.draft import Draft
 from arena.engine.state import ClusterState, shape_of, wants_devices
 from arena.policies.base import Admission, Admitting, Policy
@@ -17,13 +17,22 @@ UNBORN = JobId("")
 
 
 def admit(draft: Draft, policy: Policy, job_id: JobId) -> None:
-    """Promise a waiting job its deadline, if the policy can."""
+    """Promise a waiting job its deadline, if the policy can; one that fails promises nothing."""
     job, state = draft.state.jobs.get(job_id), draft.state
     if job is None or job.spec.deadline_s is None or not isinstance(policy, Admitting):
         return
     if not wants_devices(job, draft.now_s):
         return
-    answer = policy.admission(snapshot_of(state, draft.config, draft.now_s, state.decision_index), job_id)
+    snapshot = snapshot_of(state, draft.config, draft.now_s, state.decision_index)
+    try:
+        answer = policy.admission(snapshot, job_id)
+    except Exception as error:
+        told = f"policy {policy.name} failed when it was asked for a promise: {error}"
+        if draft.config.is_strict:
+            raise PolicyFault(told, snapshot) from error
+        # What is not promised is served all the same, and the grid must not be lost with the step.
+        draft.record(EntryKind.DECISION, told, job_id=job_id, error=f"{type(error).__name__}: {error}")
+        return
     if answer is not None and answer.is_promised:
         draft.put_job(replace(job, is_deadline_promised=True))
 
