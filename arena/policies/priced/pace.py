@@ -15,7 +15,8 @@ PACE_MAX = 10.0
 """Measured step times count where they are off by more than the first and by less than the second factor."""
 
 TRUST_RESTARTS = 10.0
-"""A measurement over so many restarts counts as much as what was expected before it."""
+TRUST_S_MIN = 60.0
+"""A measurement over so many restarts, a minute at least, counts as much as what was expected before it."""
 
 
 def paces(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> list[float]:
@@ -70,5 +71,4 @@ def _step_s(job: JobRecord) -> float | None:
 
 def _trust(snapshot: Snapshot, holding: Holding) -> float:
     ran_s = max(snapshot.now_s - holding.since_s - snapshot.restart_s, 0.0)
-    known_s = TRUST_RESTARTS * snapshot.restart_s
-    return ran_s / (ran_s + known_s) if ran_s + known_s > 0 else 1.0
+    return ran_s / (ran_s + max(TRUST_RESTARTS * snapshot.restart_s, TRUST_S_MIN))
