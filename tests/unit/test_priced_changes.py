@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -108,6 +109,24 @@ def test_a_waiting_job_is_looked_at_again_when_it_has_waited_long_enough() -> No
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(SpecError, match=option):
         ChangeRules(**{option: -1.0})
+
+
+@pytest.mark.parametrize("option", [field.name for field in fields(ChangeRules)])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_options_must_be_numbers_that_can_be_calculated_with(option: str, value: float) -> None:
+    with pytest.raises(SpecError, match=f"policy option {option} must be .*"):
+        ChangeRules(**{option: value})
+
+
+def test_fairness_has_a_most_and_decisions_can_be_made_with_it() -> None:
+    """Of a job of minutes that came long ago, and before all others by its priority."""
+    with pytest.raises(SpecError, match="fairness must be at least 0 and at most 8"):
+        make_policy("arena", {"fairness": 8.5})
+    jobs = {"a": (long_job("a", steps=300, priority=1000), GRID), "b": (long_job("b"), GRID)}
+    snapshot = with_job(snapshot_of([NODE], jobs, now_s=1e9), "a", submitted_at_s=0.0)
+    decision = make_policy("arena", {"fairness": 8.0, "wait_max_s": 1e12}).decide(snapshot)
+    assert chosen(decision, "a").group.gpu_count == 4
+    assert math.isfinite(decision.numbers["value"])
 
 
 def test_jobs_that_run_at_the_estimated_pace_are_not_touched_by_noise() -> None:

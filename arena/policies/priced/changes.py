@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,12 @@ from arena.policies.priced.market import Market
 USUAL_RESTARTS = 10.0
 USUAL_S = 600.0
 """How long a change usually lasts: so many restarts, but no longer than this."""
+
+WEIGHT_MAX = 1e6
+"""Bound of the weights: beyond it values no longer differ by anything else, and in the end they overflow."""
+
+FAIRNESS_MAX = 8.0
+"""With more the short jobs wait, and the largest rho rises again (see ``fairness``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +60,14 @@ class ChangeRules:
 
     def __post_init__(self) -> None:
         for name in ("grow", "shrink", "swap", "suspend", "again", "outlook", "fairness"):
-            if not getattr(self, name) >= 0:
-                raise SpecError(f"policy option {name} must be at least 0", why=f"got {getattr(self, name)}")
-        if not self.wait_max_s > 0:
-            raise SpecError("policy option wait_max_s must be greater than 0", why=f"got {self.wait_max_s}")
-        if self.horizon_s is not None and not self.horizon_s > 0:
-            raise SpecError("policy option horizon_s must be greater than 0", why=f"got {self.horizon_s}")
+            most = FAIRNESS_MAX if name == "fairness" else WEIGHT_MAX
+            if not 0 <= getattr(self, name) <= most:
+                raise SpecError(
+                    f"policy option {name} must be at least 0 and at most {most:.0f}", why=f"got {getattr(self, name)}"
+                )
+        for name, value in (("wait_max_s", self.wait_max_s), ("horizon_s", self.horizon_s)):
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"policy option {name} must be greater than 0 and finite", why=f"got {value}")
 
 
 def useful_speeds(market: Market, remaining_steps: Floats, restart_s: float, rules: ChangeRules) -> Floats:

@@ -28,6 +28,9 @@ from arena.policies.priced.work_left import work_done
 
 RHO_MIN, RHO_MAX = 0.01, 1_000.0
 
+WEIGHT_MIN, WEIGHT_MAX = 1e-30, 1e30
+"""Bounds of the weights that come out: their products must not overflow."""
+
 
 def fairer(
     snapshot: Snapshot, market: Market, workers: Sequence[Worker], shares: Floats, changes: ChangeRules
@@ -40,8 +43,9 @@ def fairer(
     """
     left = np.array([worker.remaining_steps for worker in workers])
     rho = projected_rho(snapshot, market, left, shares, changes.lasting_s(snapshot.restart_s))
-    factors = np.clip(rho, RHO_MIN, RHO_MAX) ** changes.fairness
-    return [replace(one, weight=one.weight * factor) for one, factor in zip(workers, factors.tolist(), strict=True)]
+    before = np.array([worker.weight for worker in workers])
+    weights = np.clip(before * np.clip(rho, RHO_MIN, RHO_MAX) ** changes.fairness, WEIGHT_MIN, WEIGHT_MAX)
+    return [replace(one, weight=weight) for one, weight in zip(workers, weights.tolist(), strict=True)]
 
 
 def projected_rho(snapshot: Snapshot, market: Market, left: Floats, shares: Floats, without_s: float) -> Floats:
