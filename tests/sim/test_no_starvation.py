@@ -9,13 +9,25 @@ import pytest
 
 from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId, JobSpec, WorkloadSpec
+from arena.domain.reason import ReasonCode
 from arena.planner.tables import TableGrids
+from arena.policies.priced.policy import PricedPolicy
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.ledger import JobOutcome
 from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
 from arena.sim.world import Fate
-from tests.builders import shape
+from tests.builders import (
+    allocation_on,
+    cell,
+    command_spec,
+    grid_of,
+    holding_of,
+    node_info,
+    shape,
+    snapshot_of,
+    train_spec,
+)
 
 RESTART_S = 10.0
 WAIT_MAX_S = 1_800.0
@@ -116,3 +128,22 @@ def test_a_job_of_64_gpus_starts_within_its_bound_among_many_that_may_not_be_sto
     assert len(between) >= 10
     if node_count == 8:
         assert all(one.ended_at_s <= wide.first_started_at_s for one in between)
+
+
+def test_who_waited_too_long_for_what_has_no_known_end_does_not_hold_up_the_next_one() -> None:
+    nodes = [node_info(f"n{at}", gpus=4, gpu_type="a") for at in range(2)]
+    endless = (command_spec("endless", count=4, preemptible=False), grid_of(cell("a", (4,), 1.0)))
+    stuck = (train_spec("stuck", kind="rigid", gpus={"count": 8}), grid_of(cell("a", (4, 4), 1.0)))
+    next_one = (
+        train_spec("next", kind="rigid", gpus={"count": 4}, stop={"steps": 10**6}),
+        grid_of(cell("a", (4,), 1.0)),
+    )
+    small = (train_spec("s", kind="rigid", gpus={"count": 1}, stop={"steps": 200}), grid_of(cell("a", (1,), 1.0)))
+    jobs = {"endless": endless, "stuck": stuck, "next": next_one, **{f"s{at}": small for at in range(8)}}
+    running = {"endless": holding_of(endless[1], allocation_on(("n0", (0, 1, 2, 3))))}
+    snapshot = snapshot_of(nodes, jobs, running=running, now_s=1e7)
+    came_s = {"endless": 0.0, "stuck": 0.0, "next": 100.0, **{f"s{at}": 1e7 - 60.0 for at in range(8)}}
+    records = {JobId(name): replace(snapshot.jobs[JobId(name)], submitted_at_s=at_s) for name, at_s in came_s.items()}
+    decision = PricedPolicy().decide(replace(snapshot, jobs=snapshot.jobs.update(records)))
+    assert {name for name, choice in decision.choices.items() if choice} == {"next"}
+    assert ReasonCode.RESERVED_OPEN in {one.code for one in decision.reasons[JobId("stuck")]}

@@ -7,7 +7,7 @@ what was promised by when, then the other deadlines, the earliest first.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -44,7 +44,7 @@ from arena.policies.priced.reservations import (
 )
 from arena.policies.priced.shares import steadied
 from arena.policies.priced.timetable import Block
-from arena.policies.priced.urgency import longest_overdue, next_look_s, urged
+from arena.policies.priced.urgency import next_look_s, overdue, urged
 
 RESERVATIONS_MAX = 64
 """Jobs that nodes are kept for at the same time."""
@@ -57,6 +57,7 @@ class Claims:
     Args:
         value: By column.
         plan: Of the jobs with deadlines.
+        overdue: The contender that has waited too long and comes first.
         reservations: By contender.
         unaffordable: Why budgets offer contenders nothing else than what they have.
         finer: The values of the jobs as a share of all value, claims included: what a solver takes as near enough to
@@ -67,6 +68,7 @@ class Claims:
     market: Market
     value: Floats
     plan: Plan | None
+    overdue: int | None
     reservations: Mapping[int, Reservation]
     unaffordable: Mapping[int, Reason]
     finer: float
@@ -94,13 +96,14 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     affordable = offered(snapshot, market)
     mask = affordable.mask(market)
     barred = affordable.reasons.keys()
-    overdue = _overdue(snapshot, market, mask, changes, barred)
-    plan = planned(snapshot, market, power, mask, None if overdue is None else _block(market, overdue))
+    waited = _waited(snapshot, market, mask, overdue(snapshot, market, changes.wait_max_s, barred))
+    first = next((at for at, one in waited.items() if one.start_s < math.inf), None)
+    plan = planned(snapshot, market, power, mask, None if first is None else _block(market, waited[first]))
     raised = value if plan is None else steadied(market, value)
     raised = pressed(snapshot, market, plan, raised, changes)
-    raised = urged(snapshot, market, raised, changes.wait_max_s, barred)
+    raised = urged(snapshot, market, raised, changes.wait_max_s, first)
     raised = raised if affordable.columns is None else np.where(mask, raised, -1.0)
-    reservations = _reservations(snapshot, market, plan, overdue, changes)
+    reservations = _reservations(snapshot, market, plan, waited, changes)
     instants = (
         next_look_s(snapshot, market, changes.wait_max_s),
         next_urgency_s(snapshot, market, plan, changes),
@@ -110,6 +113,7 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
         market=_kept(snapshot, _beside(snapshot, market, plan), reservations),
         value=raised,
         plan=plan,
+        overdue=first,
         reservations=reservations,
         unaffordable=affordable.reasons,
         finer=1.0 if raised is value else _best_sum(market, value) / max(_best_sum(market, raised), 1e-300),
@@ -117,17 +121,29 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     )
 
 
-def _overdue(
-    snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], changes: ChangeRules, barred: Collection[int]
-) -> Reservation | None:
-    """Return the nodes for the job that has waited longest, if that is too long."""
-    at = longest_overdue(snapshot, market, changes.wait_max_s, barred)
-    if at is None:
-        return None
-    own = np.flatnonzero((market.job == at) & mask)
-    if not len(own):
-        return None
-    return reserved(market, node_times(snapshot, market), own, lengths_of(snapshot, market, own))
+def _waited(snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], late: Sequence[int]) -> dict[int, Reservation]:
+    """Return the nodes for who has waited longest of those that can start some time, then for who has of the others.
+
+    Nobody knows when one of these others can start, so it keeps what the first one leaves of its nodes, and no more.
+
+    Args:
+        late: Contenders that have waited too long, the longest wait first.
+    """
+    if not late:
+        return {}
+    times, waits, known = node_times(snapshot, market), list[Reservation](), set[tuple[int, bytes]]()
+    for at in late:
+        own = np.flatnonzero((market.job == at) & mask)
+        alike = (id(market.contenders[at].table), market.entry[own].tobytes())
+        if alike in known:
+            continue
+        known.add(alike)
+        found = reserved(market, times, own, lengths_of(snapshot, market, own)) if len(own) else None
+        if found is not None and found.start_s < math.inf:
+            beside = [replace(one, nodes=tuple(sorted({*one.nodes} - {*found.nodes}))) for one in waits[:1]]
+            return {one.at: one for one in (found, *beside)}
+        waits += [] if found is None else [found]
+    return {one.at: one for one in waits[:1]}
 
 
 def _block(market: Market, overdue: Reservation) -> Block:
@@ -140,16 +156,16 @@ def _block(market: Market, overdue: Reservation) -> Block:
 
 
 def _reservations(
-    snapshot: Snapshot, market: Market, plan: Plan | None, overdue: Reservation | None, changes: ChangeRules
+    snapshot: Snapshot, market: Market, plan: Plan | None, waited: Mapping[int, Reservation], changes: ChangeRules
 ) -> dict[int, Reservation]:
     """Return the nodes that are kept: for who has waited too long, for those whose deadlines press, then for blocks.
 
     For blocks to come only jobs that can never be stopped are kept out, and only where a node is needed as a whole.
     """
-    found = {} if overdue is None else {overdue.at: overdue}
+    found = dict(waited)
     if plan is None or not plan.blocks:
         return found
-    times, taken = node_times(snapshot, market), set[NodeId](() if overdue is None else overdue.nodes)
+    times, taken = node_times(snapshot, market), {node_id for one in waited.values() for node_id in one.nodes}
     urgent = urgent_ones(snapshot, market, plan, changes)
     competing = {at for at in plan.blocks if at < len(market.contenders)}
     later = sorted(competing - set(urgent), key=lambda at: (plan.blocks[at].start_s, at))

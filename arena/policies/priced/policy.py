@@ -114,7 +114,7 @@ class PricedPolicy:
             guess = np.pad(known, (0, len(within.rows) - len(known)))
             return self._settled(snapshot, within, replace(problem, columns=columns, guess=guess))
 
-        closed = types_kept_free(snapshot, market, self.changes.wait_max_s)
+        closed = types_kept_free(market, problem.claims.overdue)
         found = shared(snapshot, market, problem.columns, settle, effort=self.effort, closed=closed)
         return found.market, replace(problem, columns=found.columns), (found.answer, found.seats)
 

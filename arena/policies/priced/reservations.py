@@ -122,7 +122,8 @@ def reserved(
         if found is None:
             continue
         start_s, nodes = found
-        if best is None or start_s + length_s < best.start_s + best.length_s:
+        end_s, best_end_s = start_s + length_s, math.inf if best is None else best.start_s + best.length_s
+        if best is None or (end_s, start_s) < (best_end_s, best.start_s):
             at = int(market.job[int(column)])
             best = Reservation(
                 at=at, column=int(column), nodes=nodes, start_s=start_s, length_s=length_s, served_by=all_

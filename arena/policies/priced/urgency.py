@@ -11,6 +11,9 @@ overdue jobs before it, it is within k times what is added to ``wait_max_s``, an
 long is not suspended again for ``wait_max_s / 8``. Where the lengths of those that may not be stopped are declared too
 small, the start of the reservation moves by as much.
 
+A job that can start on no nodes that are known to become free, because what may not be stopped there has no end that
+anybody knows, holds up nobody: the next one that has waited too long comes first, and it keeps its nodes meanwhile.
+
 Guaranteed shares go first (see ``shares``): the bound holds on what they leave.
 """
 
@@ -36,9 +39,8 @@ def weights(snapshot: Snapshot, market: Market) -> Floats:
     return np.exp2(np.clip(np.array(priority, dtype=np.float64), -PRIORITY_MAX, PRIORITY_MAX))
 
 
-def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, barred: Collection[int] = ()) -> Floats:
-    """Return the values of columns where jobs that have waited too long come first; see ``longest_overdue``."""
-    first = longest_overdue(snapshot, market, wait_max_s, barred)
+def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, first: int | None) -> Floats:
+    """Return the values of columns where ``first``, which has waited too long, comes first."""
     protected = _protected(snapshot, market, wait_max_s)
     if first is None and not protected.any():
         return value
@@ -47,9 +49,8 @@ def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, 
     return urged if first is None else np.where(market.job == first, urged + bonus, urged)
 
 
-def types_kept_free(snapshot: Snapshot, market: Market, wait_max_s: float) -> frozenset[str]:
+def types_kept_free(market: Market, first: int | None) -> frozenset[str]:
     """Return the GPU types on which nothing that may not be stopped is to start, for who has waited too long."""
-    first = longest_overdue(snapshot, market, wait_max_s)
     if first is None:
         return frozenset()
     wanted = market.usage[market.job == first].any(axis=0)
@@ -66,19 +67,18 @@ def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float 
     return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
 
 
-def longest_overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Collection[int] = ()) -> int | None:
-    """Return the waiting contender that has waited longest, if that is too long.
+def overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Collection[int] = ()) -> list[int]:
+    """Return the waiting contenders that have waited too long, the longest wait first.
 
     Args:
         barred: Contenders that can be given nothing, whatever the others have.
     """
-    waits = [
+    waits = sorted(
         (_waiting_since_s(snapshot, contender.job_id), at)
         for at, contender in enumerate(market.contenders)
         if contender.holding is None and at not in barred
-    ]
-    since_s, at = min(waits, default=(snapshot.now_s, 0))
-    return at if waits and snapshot.now_s - since_s >= wait_max_s else None
+    )
+    return [at for since_s, at in waits if snapshot.now_s - since_s >= wait_max_s]
 
 
 def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray[np.bool_]:
