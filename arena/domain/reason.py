@@ -137,7 +137,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "beyond their shares: {borrowers}"
     ),
     ReasonCode.BUDGET_SPENT: (
-        "its budget of {budget_usd:.6g} USD is spent ({spent_usd:.6g} USD): it was stopped with its state saved"
+        "its budget of {budget_usd:.6g} USD is used up: it was stopped at {spent_usd:.6g} USD, "
+        "so that saving what it had done could be paid for"
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
         "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"

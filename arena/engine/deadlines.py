@@ -6,6 +6,7 @@ one checks the record first, so that a late or doubled wake-up does no harm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from arena.domain.cluster import NodeState
@@ -25,7 +26,7 @@ from arena.engine.draft import Draft
 from arena.engine.jobs import hold_spent, wake
 from arena.engine.node_state import settle_node
 from arena.engine.nodes import lose, retry_targets
-from arena.engine.spending import spent_at_s
+from arena.engine.spending import saved_from_s, spent_at_s
 
 _STOPPED = frozenset({AttemptState.STOPPING, AttemptState.ENDED})
 
@@ -73,8 +74,32 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
         instants.append(limit_at_s)
     budget_ends_at_s = spent_at_s(job, attempt, config.usd_per_hour)
     if budget_ends_at_s is not None:
-        instants.append(budget_ends_at_s)
+        # Both: what is expected at the first may have changed by the second.
+        instants += [_saved_from_s(attempt, job, config) or budget_ends_at_s, budget_ends_at_s]
     return instants
+
+
+def _saved_from_s(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> float | None:
+    """Return when an attempt is to be stopped for its job's budget, None where it never is.
+
+    One that has made no step has nothing to save.
+    """
+    if attempt.first_step_at_s is None:
+        return spent_at_s(job, attempt, config.usd_per_hour)
+    ends_at_s, limit_at_s = _own_end_at_s(attempt, job), _time_limit_at_s(attempt, job)
+    return saved_from_s(
+        job, attempt, config.usd_per_hour, min(ends_at_s, math.inf if limit_at_s is None else limit_at_s)
+    )
+
+
+def _own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
+    """Return when an attempt will have made its job's last step at its present pace, infinity where nobody can tell."""
+    steps, progress = job.spec.step_limit, job.progress
+    if attempt.first_step_at_s is None or steps is None:
+        return math.inf
+    if progress.step_time_s is None or progress.reported_at_s is None:
+        return math.inf
+    return progress.reported_at_s + max(steps - progress.step, 0) * progress.step_time_s
 
 
 def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
@@ -121,14 +146,17 @@ def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:
     """Look at an attempt: it may be late to start, late to stop, half ended, or at the end of its time or budget."""
     config, now_s = draft.config, draft.now_s
     job = draft.state.jobs[attempt.job_id]
-    if attempt.state is AttemptState.LAUNCHING and now_s >= attempt.launched_at_s + config.launch_deadline_s:
+    stop_at_s = _saved_from_s(attempt, job, config) if attempt.first_step_at_s is None else None
+    if attempt.state is AttemptState.STOPPING:
+        _repeat_stop(draft, attempt, job)
+    elif stop_at_s is not None and now_s >= stop_at_s:
+        hold_spent(draft, job)  # to start costs as much as to run
+    elif attempt.state is AttemptState.LAUNCHING and now_s >= attempt.launched_at_s + config.launch_deadline_s:
         _roll_back_launch(draft, attempt)
     elif attempt.state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
         if now_s >= attempt.started_at_s + config.ready_deadline_s:
             error = f"the ranks did not meet within {config.ready_deadline_s:.0f} s"
             stop_attempt(draft, replace(attempt, error=error), "kill", reason(ReasonCode.WORKER_FAILED, error=error))
-    elif attempt.state is AttemptState.STOPPING:
-        _repeat_stop(draft, attempt, job)
     else:
         _overdue(draft, attempt, job)
 
@@ -168,8 +196,8 @@ def _overdue(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
     if limit_at_s is not None and draft.now_s >= limit_at_s:
         stop_attempt(draft, attempt, "save", reason(ReasonCode.REQUESTED, by="its time limit", limit="time"))
         return
-    budget_ends_at_s = spent_at_s(job, attempt, draft.config.usd_per_hour)
-    if budget_ends_at_s is not None and draft.now_s >= budget_ends_at_s:
+    stop_at_s = _saved_from_s(attempt, job, draft.config)
+    if stop_at_s is not None and draft.now_s >= stop_at_s:
         hold_spent(draft, job)
 
 

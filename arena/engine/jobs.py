@@ -67,7 +67,7 @@ def _release(draft: Draft, job: JobRecord) -> None:
 
 
 def hold_spent(draft: Draft, job: JobRecord) -> None:
-    """Save and hold a job that runs and has used up its budget; one that is about to end is left to it."""
+    """Hold a job that has used up its budget, saved if it has made a step; one that is about to end is left to it."""
     live = draft.state.attempts.get(job.attempt_id) if job.attempt_id is not None else None
     if live is None or job.state in {JobState.FINISHING, JobState.CANCELLING, JobState.PREEMPTING}:
         return
@@ -75,7 +75,7 @@ def hold_spent(draft: Draft, job: JobRecord) -> None:
     cause = reason(ReasonCode.BUDGET_SPENT, budget_usd=job.spec.budget_usd or 0.0, spent_usd=spent)
     drop_target(draft, job)
     draft.put_job(replace(job, wish=Wish.HOLD, target=None, state=JobState.PREEMPTING, reasons=(cause,)))
-    stop_attempt(draft, live, "save", cause)
+    stop_attempt(draft, live, "kill" if live.first_step_at_s is None else "save", cause)
 
 
 def _take_off(draft: Draft, job: JobRecord, now: JobState, after_stop: JobState, by: str) -> None:

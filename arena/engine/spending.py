@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from arena.domain.allocation import GpuGroup
-from arena.domain.records import AttemptRecord, JobRecord
+from arena.domain.reason import ReasonCode
+from arena.domain.records import AttemptRecord, JobRecord, Wish
 
 
 def usd_per_s(group: GpuGroup, usd_per_hour: Mapping[str, float]) -> float:
@@ -26,8 +27,11 @@ def spent_usd(job: JobRecord, attempt: AttemptRecord | None, usd_per_hour: Mappi
 
 
 def is_spent(job: JobRecord) -> bool:
-    """Tell whether nothing is left of a job's budget."""
-    return job.spec.budget_usd is not None and job.spent_usd >= job.spec.budget_usd
+    """Tell whether nothing is left of a job's budget, or it is held because no more than its saving took was left."""
+    if job.spec.budget_usd is None:
+        return False
+    is_held_for_it = job.wish is Wish.HOLD and any(one.code is ReasonCode.BUDGET_SPENT for one in job.reasons)
+    return is_held_for_it or job.spent_usd >= job.spec.budget_usd
 
 
 def spent_at_s(job: JobRecord, attempt: AttemptRecord, usd_per_hour: Mapping[str, float]) -> float | None:
@@ -38,3 +42,20 @@ def spent_at_s(job: JobRecord, attempt: AttemptRecord, usd_per_hour: Mapping[str
     if price <= 0.0:
         return None
     return attempt.launched_at_s + max(job.spec.budget_usd - job.spent_usd, 0.0) / price
+
+
+def saved_from_s(
+    job: JobRecord, attempt: AttemptRecord, usd_per_hour: Mapping[str, float], ends_at_s: float
+) -> float | None:
+    """Return when an attempt is to be stopped so that its job saves within its budget, None where that is never.
+
+    Saving may take the job's grace; no more than half of the time that is paid for is kept for it, or a small budget
+    would buy nothing else. One that ends by itself in time needs none of it.
+
+    Args:
+        ends_at_s: When the attempt is expected to end by itself, infinity where nobody can tell.
+    """
+    spent_s = spent_at_s(job, attempt, usd_per_hour)
+    if spent_s is None or ends_at_s <= spent_s:
+        return spent_s
+    return max(spent_s - job.spec.grace_s, (attempt.launched_at_s + spent_s) / 2.0)

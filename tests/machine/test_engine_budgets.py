@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from arena.domain.events import JobSubmitted, JobWishChanged, NodeRegistered, Tick
+from arena.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    GridBuilt,
+    JobSubmitted,
+    JobWishChanged,
+    NodeRegistered,
+    Tick,
+)
 from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import NodeId
 from arena.domain.reason import ReasonCode
-from arena.domain.records import JobState, Wish
+from arena.domain.records import AttemptState, EndKind, JobState, NodeEnd, Wish
 from arena.engine.config import EngineConfig
+from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
 from tests.builders import node_info, train_spec
@@ -35,7 +45,8 @@ def test_who_has_spent_its_budget_is_saved_and_held_until_it_is_cancelled(policy
     assert (job.state, job.wish) == (JobState.HELD, Wish.HOLD)
     (why,) = job.reasons
     assert (why.code, why.numbers["budget_usd"]) == (ReasonCode.BUDGET_SPENT, 2.0)
-    assert 2.0 <= job.spent_usd <= 2.0 + 10.0 * 2 * USD_PER_S  # what it takes to save and stop
+    grace_usd = job.spec.grace_s * 2 * USD_PER_S
+    assert 2.0 - grace_usd <= job.spent_usd <= 2.0  # what it takes to save is within the budget
     assert job.spent_usd == pytest.approx(job.gpu_seconds * USD_PER_S)
     assert job.progress.durable_step > 0
     sim.engine.handle(JobWishChanged(job_id=A, wish="run", by="ann"), 1_001.0)
@@ -43,6 +54,33 @@ def test_who_has_spent_its_budget_is_saved_and_held_until_it_is_cancelled(policy
     assert sim.engine.state.jobs[A].state is JobState.HELD
     sim.engine.handle(JobWishChanged(job_id=A, wish="cancel", by="ann"), 1_101.0)
     assert A not in sim.engine.state.jobs
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+def test_who_hangs_while_it_starts_costs_no_more_than_its_budget_and_its_end(*, is_up: bool) -> None:
+    """There is nothing to save. Launched at 2 s on two GPUs, it has spent half a dollar 25 s later."""
+    engine = Engine(make_policy("arena"), CONFIG)
+    engine.handle(NodeRegistered(info=node_info("n1")), 0.0)
+    spec = train_spec("a", stop={}, budget_usd=0.5)
+    engine.handle(JobSubmitted(job_id=A, spec=spec, user="ann", request_id="a"), 1.0)
+    shape = engine.state.shape
+    engine.handle(GridBuilt(job_id=A, shape=shape, grid=PowerLawGrids().grid(spec, shape), build_s=0.0), 2.0)
+    (attempt,) = engine.state.attempts.values()
+    assert attempt.group.gpu_count == 2
+    if is_up:
+        engine.handle(AttemptStarted(node_id=NodeId("n1"), attempt_id=attempt.attempt_id), 3.0)
+    engine.handle(Tick(), 26.9)
+    assert engine.state.attempts[attempt.attempt_id].state is not AttemptState.STOPPING
+    assert engine.next_wakeup_s is not None
+    assert engine.next_wakeup_s <= 27.0
+    engine.handle(Tick(), 27.0)
+    stopped = engine.state.attempts[attempt.attempt_id]
+    assert (stopped.state, stopped.stop_mode) == (AttemptState.STOPPING, "kill")
+    end = NodeEnd(node_id=NodeId("n1"), kind=EndKind.KILLED)
+    engine.handle(AttemptEnded(node_id=NodeId("n1"), attempt_id=attempt.attempt_id, end=end), 28.0)
+    job = engine.state.jobs[A]
+    assert (job.state, [why.code for why in job.reasons]) == (JobState.HELD, [ReasonCode.BUDGET_SPENT])
+    assert job.spent_usd == pytest.approx(0.52)
 
 
 def test_what_was_spent_is_what_the_attempts_held() -> None:
