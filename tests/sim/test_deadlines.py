@@ -115,6 +115,26 @@ def test_promises_beside_many_that_may_not_be_stopped_are_kept_but_for_a_few() -
     assert late_count <= promised_count / 20
 
 
+def mixed(seed: int) -> list[ReplayJob]:
+    """Wide and small jobs with deadlines from hardly possible to easy, a minute apart: more than can be done."""
+    rng, jobs = random.Random(seed), list[ReplayJob]()
+    for at in range(60):
+        workload, steps = rng.choice([WIDE, WIDE, SMALL]), rng.choice([100, 300, 1_000, 2_000])
+        alone_s = steps / (3.0 if workload is WIDE else 1.0) + 2.0 * RESTART_S
+        deadline_s = rng.choice([1.2, 1.5, 2.0, 4.0, 8.0]) * alone_s
+        jobs.append(submitted(f"j{at:02}", 60.0 * at, workload, steps, deadline_s=deadline_s))
+    return jobs
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_promise_is_broken_for_the_sake_of_jobs_that_have_time_left(seed: int) -> None:
+    jobs = mixed(seed)
+    found, promised = replayed(jobs)
+    due_s = {job.job_id: job.spec.deadline_s or 0.0 for job in jobs}
+    assert len(promised) >= 40
+    assert {name for name in promised if found[name].completion_s > due_s[JobId(name)]} == set()
+
+
 def late_and_promised(asked: list[tuple[float, int, float]], *, preemptible: bool) -> tuple[set[str], set[str]]:
     """Run jobs with deadlines, each a multiple of what it needs alone, among a flood."""
     jobs, due_s = flood(2_000.0, preemptible=preemptible), dict[str, float]()

@@ -8,8 +8,9 @@ mostly serves such jobs long before they must be. A block has a tenth more work 
 much again: what has only just been started cannot be stopped before it runs. Where no such block is left, it is one
 without this slack.
 
-*Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together. A
-job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody; but one whose
+*Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together. One
+that runs counts for more than those without deadlines somewhat before that, to spare it a start, but all such jobs
+together count for less than one whose block has come. A job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody; but one whose
 promise was broken comes right after those whose promises can be kept, until its deadline.
 
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
@@ -283,9 +284,11 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     if plan is None or not (urgent or _broken(market, plan)):
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
+    spared = {at for at in urgent if not _has_come(snapshot, plan.blocks[at])}
     raised = value.copy()
     for at in urgent:
-        raised[in_time(snapshot, plan, at)] += bonus
+        # Who is left in peace only to spare it a start must not keep one waiting whose block has come.
+        raised[in_time(snapshot, plan, at)] += bonus if at in spared else bonus * (1.0 + len(spared))
     for at in _broken(market, plan):
         raised[in_time(snapshot, plan, at)] += bonus / 2.0
     return raised
@@ -326,14 +329,21 @@ def urgent_ones(snapshot: Snapshot, market: Market, plan: Plan | None, changes: 
 
 
 def _urgent_from_s(snapshot: Snapshot, market: Market, at: int, block: Block, changes: ChangeRules) -> float:
-    """Return from when on a job must have its share.
+    """Return from when on a job comes before those that have no deadline.
 
     One that runs is left in peace a little earlier: it would have to start again, and soon be stopped for it.
     """
-    early_s = snapshot.restart_s
-    if market.contenders[at].holding is not None:
-        early_s += changes.lasting_s(snapshot.restart_s)
-    return block.start_s - early_s
+    spared_s = 0.0 if market.contenders[at].holding is None else changes.lasting_s(snapshot.restart_s)
+    return _comes_s(snapshot, block) - spared_s
+
+
+def _comes_s(snapshot: Snapshot, block: Block) -> float:
+    """Return from when on a job must have its share: what was only just started cannot be stopped before it runs."""
+    return block.start_s - snapshot.restart_s
+
+
+def _has_come(snapshot: Snapshot, block: Block) -> bool:
+    return _comes_s(snapshot, block) <= snapshot.now_s + _TOLERANCE_S
 
 
 def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> float | None:
@@ -341,7 +351,10 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
     if plan is None:
         return None
     own = _own_blocks(market, plan)
-    instants = (_urgent_from_s(snapshot, market, at, block, changes) for at, block in own)
+    instants = [_urgent_from_s(snapshot, market, at, block, changes) for at, block in own]
+    instants += [
+        _comes_s(snapshot, block) for at, block in own if market.keeping[at] not in in_time(snapshot, plan, at)
+    ]
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 
 
