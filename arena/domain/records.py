@@ -204,6 +204,7 @@ class JobRecord:
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
         is_deadline_promised: Whether its deadline could be promised when its first grid was there.
+        is_promise_broken: Whether it was told that the promise cannot be kept, or was not.
         spent_usd: Price of the GPU time of its attempts that have ended.
     """
 
@@ -237,6 +238,7 @@ class JobRecord:
     run_time_s: float = 0.0
     gpu_seconds: float = 0.0
     is_deadline_promised: bool = False
+    is_promise_broken: bool = False
     spent_usd: float = 0.0
     result: str = ""
     error: str = ""
@@ -380,6 +382,7 @@ class EntryKind(StrEnum):
     PLAN_STRUCK = "plan_struck"
     JOB_PREEMPTED = "job_preempted"
     JOB_STALLED = "job_stalled"
+    PROMISE_BROKEN = "promise_broken"
     NODE_STATE = "node_state"
     DECISION = "decision"
 

@@ -23,7 +23,7 @@ from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
-from arena.engine.jobs import hold_spent, wake
+from arena.engine.jobs import hold_spent, tell_broken, wake
 from arena.engine.node_state import settle_node
 from arena.engine.nodes import lose, retry_targets
 from arena.engine.spending import saved_from_s, spent_at_s
@@ -40,10 +40,19 @@ def stall_timeout_s(job: JobRecord, config: EngineConfig) -> float:
 
 def of_job(job: JobRecord, config: EngineConfig) -> Sequence[float]:
     """Return the instants at which a job wants to be looked at."""
+    due_s = _promised_end_s(job)
+    promised = () if due_s is None else (due_s,)
     if job.state is JobState.QUEUED:
-        return (job.not_before_s,) if job.not_before_s > 0 else ()
+        return (*promised, job.not_before_s) if job.not_before_s > 0 else promised
     stalls_at_s = _stalls_at_s(job, config)
-    return () if stalls_at_s is None else (stalls_at_s,)
+    return promised if stalls_at_s is None else (*promised, stalls_at_s)
+
+
+def _promised_end_s(job: JobRecord) -> float | None:
+    """Return by when a job is to have ended that was promised so, and not yet told that it will not."""
+    if not job.is_deadline_promised or job.is_promise_broken or job.spec.deadline_s is None or job.state.is_terminal:
+        return None
+    return job.submitted_at_s + job.spec.deadline_s
 
 
 def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
@@ -127,7 +136,11 @@ def of_node(node: NodeRecord, config: EngineConfig) -> Sequence[float]:
 
 
 def job_due(draft: Draft, job: JobRecord) -> None:
-    """Look at a job: its backoff may be over, it may have stalled."""
+    """Look at a job: its backoff may be over, its deadline may pass, it may have stalled."""
+    due_s = _promised_end_s(job)
+    if due_s is not None and draft.now_s >= due_s:
+        tell_broken(draft, job, reason(ReasonCode.DEADLINE_PASSED))
+        job = draft.state.jobs[job.job_id]
     wake(draft, job)
     stalls_at_s, last_at_s = _stalls_at_s(job, draft.config), job.progress.reported_at_s
     if stalls_at_s is None or last_at_s is None or draft.now_s < stalls_at_s:

@@ -14,7 +14,7 @@ from arena.domain.replacing import replace
 from arena.engine.attempts import launch, stop_attempt, try_launch
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
-from arena.engine.jobs import count_evaluation_failure
+from arena.engine.jobs import count_evaluation_failure, tell_broken
 from arena.engine.state import ClusterState
 from arena.errors import InternalError
 from arena.policies.base import Choice, Decision, Explaining, Policy, Snapshot
@@ -34,6 +34,8 @@ class PolicyFault(InternalError):  # noqa: N818 - a fault of the policy, which i
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.what, self.snapshot))
 
+
+_LATE = frozenset({ReasonCode.DEADLINE_LATE, ReasonCode.DEADLINE_OPEN, ReasonCode.DEADLINE_PASSED})
 
 SUSPECTS_MAX = 16
 """Jobs tried as the cause when a policy fails, newest in the queue first."""
@@ -59,9 +61,21 @@ def decide(draft: Draft, policy: Policy) -> None:
         reasons=decision.reasons,
         look_again_at_s=decision.look_again_at_s,
     )
+    _tell_broken(draft, decision)
     if decision.choices:
         _carry_out(draft, decision, index)
     draft.update(decision_due=False)  # what the decision itself changed is no news
+
+
+def _tell_broken(draft: Draft, decision: Decision) -> None:
+    """Note of which jobs the decision says that the deadlines that they were promised cannot be kept."""
+    for job_id, told in decision.reasons.items():
+        job = draft.state.jobs.get(job_id)
+        if job is None or not job.is_deadline_promised:
+            continue
+        why = next((one for one in told if one.code in _LATE), None)
+        if why is not None:
+            tell_broken(draft, job, why)
 
 
 def explanation(

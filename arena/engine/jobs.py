@@ -5,7 +5,7 @@ from __future__ import annotations
 from arena.domain.commands import BuildGrid
 from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
-from arena.domain.reason import ReasonCode, reason
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
 from arena.domain.struck import without
@@ -76,6 +76,21 @@ def hold_spent(draft: Draft, job: JobRecord) -> None:
     drop_target(draft, job)
     draft.put_job(replace(job, wish=Wish.HOLD, target=None, state=JobState.PREEMPTING, reasons=(cause,)))
     stop_attempt(draft, live, "kill" if live.first_step_at_s is None else "save", cause)
+
+
+def tell_broken(draft: Draft, job: JobRecord, why: Reason) -> None:
+    """Note once that a deadline that was promised is not kept."""
+    if not job.is_deadline_promised or job.is_promise_broken:
+        return
+    draft.put_job(replace(job, is_promise_broken=True))
+    draft.record(
+        EntryKind.PROMISE_BROKEN,
+        f"its deadline was promised, but: {why}",
+        job_id=job.job_id,
+        attempt_id=job.attempt_id,
+        cause=why.code.value,
+        late_s=why.numbers.get("late_s"),
+    )
 
 
 def _take_off(draft: Draft, job: JobRecord, now: JobState, after_stop: JobState, by: str) -> None:

@@ -90,6 +90,17 @@ class Claims:
         found = late_reason(snapshot, self.market, self.plan, at)
         return (*self.reasons(snapshot, at), *(() if found is None else (found,)))
 
+    def broken(self, snapshot: Snapshot) -> Mapping[int, Reason]:
+        """Return why contenders cannot meet deadlines that they were promised; who is in time as it is can."""
+        plan, found = self.plan, dict[int, Reason]()
+        for at, need in plan.needs.items() if plan is not None else ():
+            if plan is None or not need.is_promised or at in plan.blocks or at >= len(self.market.contenders):
+                continue
+            why = late_reason(snapshot, self.market, plan, at)
+            if why is not None and self.market.keeping[at] not in in_time(snapshot, plan, at):
+                found[at] = why
+        return found
+
 
 def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, changes: ChangeRules) -> Claims:
     """Put all claims into a market and the values of its columns."""

@@ -340,6 +340,9 @@ def _reasons(
                 continue
             by_share = share_reason(snapshot, market, problem.columns, answer, at)
             reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
+    for at, why in problem.claims.broken(snapshot).items():
+        job_id = market.contenders[at].job_id
+        reasons[job_id] = (*reasons.get(job_id, snapshot.jobs[job_id].reasons), why)
     return reasons
 
 

@@ -30,7 +30,7 @@ from arena_scheduler.submission import Submission
 
 SPEC_BYTES_MAX = 1_000_000
 # A client that is older than these cannot read an entry of such a kind.
-_LATER_KINDS = frozenset({EntryKind.JOB_EVALUATED, EntryKind.PLAN_STRUCK})
+_LATER_KINDS = frozenset({EntryKind.JOB_EVALUATED, EntryKind.PLAN_STRUCK, EntryKind.PROMISE_BROKEN})
 JOBS_PER_PAGE = 100
 JOBS_PER_PAGE_MAX = 500
 
