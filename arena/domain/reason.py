@@ -38,6 +38,7 @@ class ReasonCode(StrEnum):
     RAN_OUT_OF_MEMORY = "ran_out_of_memory"
     LAUNCH_FAILED = "launch_failed"
     OUTBID = "outbid"
+    TIED = "tied"
     DISPLACES = "displaces"
     UNMOVABLE = "unmovable"
     KEPT = "kept"
@@ -93,6 +94,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.OUTBID: (
         "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, but others save "
         "{price:.3g} s with those GPUs"
+    ),
+    ReasonCode.TIED: (
+        "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, and others save "
+        "{price:.3g} s with those GPUs: not so much less that one of them is stopped for it"
     ),
     ReasonCode.DISPLACES: (
         "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"

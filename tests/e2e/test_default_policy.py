@@ -52,16 +52,15 @@ def test_one_that_waits_knows_whom_it_could_displace_and_what_they_save(cluster:
             why = cluster.arena_json("why", job_id)
             told.update({item["code"]: item for item in (*why["reasons"], *why["explanation"])})
             others = [one for one in jobs if one != job_id]
-            if told.keys() >= {"outbid", "displaces"} and any(
-                one in told["displaces"]["names"]["jobs"] for one in others
-            ):
+            if "displaces" in told and any(one in told["displaces"]["names"]["jobs"] for one in others):
                 text = cluster.arena("why", job_id).stdout
                 return "others save" in text
         return False
 
     wait_until(one_knows, "a job waits for others that run")
-    assert told["outbid"]["numbers"].keys() >= {"value", "price"}
-    assert told["outbid"]["names"]["group"].startswith("cpu")
+    offer = told.get("outbid") or told["tied"]
+    assert offer["numbers"].keys() >= {"value", "price"}
+    assert offer["names"]["group"].startswith("cpu")
     assert told["displaces"]["numbers"]["loss"] >= 0
     cluster.client.cancel(jobs)
     for job_id in jobs:

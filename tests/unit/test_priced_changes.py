@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 
+from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
+from arena.domain.reason import ReasonCode
 from arena.domain.records import JobRecord, JobState, Progress
 from arena.errors import SpecError
 from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.market import MOVES_MAX, Tables, market_of
 from arena.policies.registry import make_policy
-from tests.builders import allocation_on, chosen, grid_of, holding_of, node_info, scaling_grid, snapshot_of, train_spec
+from tests.builders import (
+    allocation_on,
+    chosen,
+    grid_of,
+    holding_of,
+    job_record,
+    node_info,
+    scaling_grid,
+    snapshot_of,
+    train_spec,
+)
 
 GRID = scaling_grid("cpu", [(1,), (2,), (4,)], power=0.9)
 NODE = node_info("n1", gpus=4)
@@ -159,3 +171,34 @@ def test_a_running_job_is_not_displaced_for_being_measured_while_its_equal_is_no
         snapshot, "a", state=JobState.RUNNING, progress=Progress(step=10, step_time_s=3.0, reported_at_s=990.0)
     )
     assert not make_policy("arena").decide(slow).choices
+
+
+def test_how_much_faster_a_job_gets_is_told_at_its_own_pace() -> None:
+    """Both groups are as far off the estimates."""
+    slow = Progress(step=10, step_time_s=4.0 / 2**0.9, reported_at_s=990.0)
+    decision = make_policy("arena").decide(with_job(growing(), "a", progress=slow))
+    assert chosen(decision, "a").cause.numbers["speedup"] == pytest.approx(2**0.9)
+
+
+def test_a_job_that_is_worth_as_much_as_the_one_that_runs_is_not_told_that_it_is_outbid() -> None:
+    grid = scaling_grid("cpu", [(1,)])
+    jobs = {name: (long_job(name), grid) for name in ("a", "b")}
+    decision = make_policy("arena").decide(snapshot_of([node_info("n1", gpus=1)], jobs))
+    [waits] = jobs.keys() - decision.choices.keys()
+    assert [one.code for one in decision.reasons[JobId(waits)]] == [ReasonCode.TIED]
+
+
+def long_history() -> LengthHistory:
+    """Ten jobs of the same user ran for a day each."""
+    found = LengthHistory()
+    for at in range(10):
+        ran = job_record(f"h{at}", train_spec("a", stop={}), state=JobState.SUCCEEDED, ended_at_s=float(at))
+        found = found.after(replace(ran, progress=Progress(step=10**6), gpu_seconds=86_400.0))
+    return found
+
+
+def test_a_job_without_an_end_runs_for_as_long_as_its_budget_lasts() -> None:
+    """What jobs like it took before is no reason not to begin."""
+    endless = train_spec("a", stop={}, budget_usd=0.01)
+    seen = snapshot_of([NODE], {"a": (endless, GRID)}, usd_per_hour={"cpu": 1.0}, history=long_history())
+    assert chosen(make_policy("arena").decide(seen), "a").group.gpu_count >= 1

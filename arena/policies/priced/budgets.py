@@ -2,8 +2,8 @@
 
 What a column costs is the price of its GPUs for the work that the job is taken to have left (``work_left``) and for its
 start. A job that runs may keep what it has where nothing is cheap enough: an estimate is no reason to give up what was
-paid for, and the engine saves and holds it when nothing is left. Where a length is not known, only a job that has
-nothing left is offered nothing.
+paid for, and the engine saves and holds it when nothing is left. A job that declares no end runs for as long as its
+budget lasts: what others like it took is no reason to refuse it; it is offered nothing when nothing is left.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ def _usd_per_s(snapshot: Snapshot, market: Market) -> Floats:
 def _cost_usd(snapshot: Snapshot, market: Market, own: Ints, price: Floats) -> Floats:
     """Return what a contender is believed to cost on each of its columns from now on."""
     at = int(market.job[own[0]])
-    steps = steps_left(snapshot, market.contenders[at].job_id, float((market.gpu_count[own] / market.speed[own]).min()))
+    job_id = market.contenders[at].job_id
+    spec, least = snapshot.jobs[job_id].spec, float((market.gpu_count[own] / market.speed[own]).min())
+    has_end = spec.step_limit is not None or spec.stop.time_limit_s is not None
+    steps = steps_left(snapshot, job_id, least) if has_end else None
     start_s = np.where(own == market.keeping[at], 0.0, snapshot.restart_s)
     run_s = np.zeros(len(own)) if steps is None else steps / market.speed[own]
     per_s = market.usage[own] @ price

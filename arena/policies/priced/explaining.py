@@ -17,6 +17,8 @@ from arena.policies.priced.market import Contender, Market
 
 DISPLACED_NAMED_MAX = 5
 GROUPS_FORCED_MAX = 3
+TIE_SHARE = 0.005
+"""A job that is worth less than others by no more than this is told so: both numbers look the same to people."""
 
 
 def explained(market: Market, columns: Columns, answer: Answer, job_id: JobId, effort: Effort) -> tuple[Reason, ...]:
@@ -47,6 +49,8 @@ def offer_of(market: Market, columns: Columns, answer: Answer, column: int, code
     """Return what a column is worth beside what others would do with its GPUs."""
     value = float(columns.value[column])
     price = value - float(answer.priced.reduced[column])
+    if code is ReasonCode.OUTBID and value > price * (1.0 - TIE_SHARE):
+        code = ReasonCode.TIED
     return reason(code, group=str(market.group(column)), value=value, price=price)
 
 
@@ -58,7 +62,7 @@ def cause_of(market: Market, contender: Contender, column: int) -> Reason:
         return reason(ReasonCode.MOVED, group=str(group))
     if group.gpu_count < before:
         return reason(ReasonCode.SHRANK, before=before, after=group.gpu_count, job="jobs that gain more")
-    speedup = float(market.speed[column]) / contender.kept_speed
+    speedup = float(market.speed[column] / market.speed[market.keeping[market.job[column]]])
     return reason(ReasonCode.GREW, before=before, after=group.gpu_count, speedup=speedup)
 
 
