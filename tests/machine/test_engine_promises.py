@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
 
-from arena.domain.events import Event, GridBuilt, JobSubmitted, NodeRegistered
+from arena.domain.events import Event, GridBuilt, JobSubmitted, NodeDisconnected, NodeRegistered
 from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import NodeId
+from arena.domain.reason import ReasonCode
 from arena.domain.records import EntryKind, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.decide import PolicyFault
@@ -15,6 +18,7 @@ from arena.engine.engine import Engine
 from arena.engine.ports import Step
 from arena.policies.base import Admission, Decision, Policy, Snapshot
 from arena.policies.registry import make_policy
+from arena.sim.run import Simulation
 from tests.builders import node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
 
@@ -63,3 +67,63 @@ def test_a_study_ends_where_its_policy_fails_on_a_promise() -> None:
     engine = Engine(Silent(make_policy("arena")), EngineConfig(shape_settle_s=0.0, is_strict=True))
     with pytest.raises(PolicyFault, match="failed when it was asked for a promise: a is poisoned"):
         with_grid(engine, WITH_DEADLINE)
+
+
+def broken(steps: Iterable[Step]) -> list[tuple[float, object]]:
+    """Return when it was told that a promise is broken, and why."""
+    return [
+        (entry.at_s, entry.data["cause"])
+        for step in steps
+        for entry in step.history
+        if entry.kind is EntryKind.PROMISE_BROKEN and entry.job_id == A
+    ]
+
+
+def promised(steps: int, deadline_s: float) -> Simulation:
+    """A job on a node of four GPUs, the fifth of the cluster being on another."""
+    sim = Simulation(policy=make_policy("arena"), grids=PowerLawGrids(), config=CONFIG, check=True)
+    sim.at(0.0, NodeRegistered(info=node_info("n1", gpus=4)))
+    sim.at(0.0, NodeRegistered(info=node_info("n2", gpus=1)))
+    spec = train_spec("a", stop={"steps": steps}, deadline_s=deadline_s)
+    sim.at(1.0, JobSubmitted(job_id=A, spec=spec, user="ann", request_id="a"))
+    sim.run(until_s=30.0)
+    assert sim.engine.state.jobs[A].is_deadline_promised
+    assert broken(sim.steps) == []
+    return sim
+
+
+def lose(sim: Simulation, name: str) -> None:
+    sim.world.lose_node(NodeId(name))
+    incarnation = sim.engine.state.nodes[NodeId(name)].info.incarnation
+    sim.handle(NodeDisconnected(node_id=NodeId(name), incarnation=incarnation, why="gone"))
+
+
+def test_it_is_told_once_that_a_promise_cannot_be_kept_any_more() -> None:
+    """On four GPUs 400 steps take about 130 s, on the one that is left they would take 400 s."""
+    sim = promised(400, deadline_s=250.0)
+    lose(sim, "n1")
+    sim.run(until_s=200.0)
+    ((at_s, cause),) = broken(sim.steps)
+    assert at_s < 60.0
+    assert cause == "deadline_late"
+    job = sim.engine.state.jobs[A]
+    assert job.state is JobState.RUNNING
+    assert (job.is_deadline_promised, job.is_promise_broken) == (True, True)
+    assert ReasonCode.DEADLINE_LATE in [why.code for why in sim.engine.view(job).reasons]
+    sim.run(until_s=1_000.0)
+    assert len(broken(sim.steps)) == 1
+
+
+def test_a_deadline_that_passes_was_not_kept_even_where_nothing_is_decided_about_it() -> None:
+    sim = promised(400, deadline_s=250.0)
+    for name in ("n1", "n2"):
+        lose(sim, name)
+    sim.run(until_s=300.0)
+    assert broken(sim.steps) == [(251.0, "deadline_passed")]
+
+
+def test_of_a_promise_that_is_kept_nothing_is_told() -> None:
+    sim = promised(400, deadline_s=250.0)
+    sim.run(until_s=1_000.0)
+    assert sim.ended[A].state is JobState.SUCCEEDED
+    assert broken(sim.steps) == []
