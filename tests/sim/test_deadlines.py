@@ -14,12 +14,23 @@ from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.records import JobRecord
 from arena.engine.ports import Step
 from arena.planner.tables import TableGrids
+from arena.policies.priced.policy import PricedPolicy
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.ledger import JobOutcome
 from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob
 from arena.sim.world import Fate
-from tests.builders import shape
+from tests.builders import (
+    allocation_on,
+    cell,
+    command_spec,
+    grid_of,
+    holding_of,
+    node_info,
+    shape,
+    snapshot_of,
+    train_spec,
+)
 
 RESTART_S = 10.0
 WIDE = WorkloadSpec(name="wide__1B", global_batch=8)
@@ -143,3 +154,31 @@ def late_and_promised(asked: list[tuple[float, int, float]], *, preemptible: boo
         jobs.append(submitted(f"d{at}", at_s, WIDE, steps, deadline_s=due_s[f"d{at}"]))
     found, promised = replayed(jobs)
     return {name for name in promised if found[name].completion_s > due_s[name]}, promised
+
+
+@pytest.mark.parametrize(("used", "is_promised"), [((3, 3, 3), (False, False)), ((2, 3, 3), (True, False))])
+def test_no_deadline_is_promised_on_gpus_that_are_never_together(
+    used: tuple[int, ...], is_promised: tuple[bool, bool]
+) -> None:
+    """Two jobs of two GPUs on one node, one after the other, beside others that have no end that is known."""
+    nodes = [node_info(f"n{at}", gpus=4, gpu_type="a") for at in range(len(used))]
+    pair = grid_of(cell("a", (2,), 1.0))
+    due = {
+        name: (train_spec(name, kind="rigid", gpus={"count": 2}, stop={"steps": 100}, deadline_s=170.0), pair)
+        for name in ("d0", "d1")
+    }
+    lasting = {
+        f"l{at}": (command_spec(f"l{at}", count=count, preemptible=False), grid_of(cell("a", (count,), 1.0)))
+        for at, count in enumerate(used)
+    }
+    running = {
+        f"l{at}": holding_of(lasting[f"l{at}"][1], allocation_on((f"n{at}", tuple(range(count)))))
+        for at, count in enumerate(used)
+    }
+    snapshot, policy = snapshot_of(nodes, {**lasting, **due}, running=running, now_s=0.0), PricedPolicy()
+    for name, expected in zip(due, is_promised, strict=True):
+        answer = policy.admission(snapshot, JobId(name))
+        assert answer is not None
+        assert answer.is_promised is expected
+        promised = replace(snapshot.jobs[JobId(name)], is_deadline_promised=expected)
+        snapshot = replace(snapshot, jobs={**snapshot.jobs, promised.job_id: promised})

@@ -144,6 +144,6 @@ def test_who_waited_too_long_for_what_has_no_known_end_does_not_hold_up_the_next
     snapshot = snapshot_of(nodes, jobs, running=running, now_s=1e7)
     came_s = {"endless": 0.0, "stuck": 0.0, "next": 100.0, **{f"s{at}": 1e7 - 60.0 for at in range(8)}}
     records = {JobId(name): replace(snapshot.jobs[JobId(name)], submitted_at_s=at_s) for name, at_s in came_s.items()}
-    decision = PricedPolicy().decide(replace(snapshot, jobs=snapshot.jobs.update(records)))
+    decision = PricedPolicy().decide(replace(snapshot, jobs={**snapshot.jobs, **records}))
     assert {name for name, choice in decision.choices.items() if choice} == {"next"}
     assert ReasonCode.RESERVED_OPEN in {one.code for one in decision.reasons[JobId("stuck")]}

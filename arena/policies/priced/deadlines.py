@@ -8,10 +8,11 @@ mostly serves such jobs long before they must be. A block has a tenth more work 
 much again: what has only just been started cannot be stopped before it runs. Where no such block is left, it is one
 without this slack.
 
-*Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together. One
-that runs counts for more than those without deadlines somewhat before that, to spare it a start, but all such jobs
-together count for less than one whose block has come. A job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody; but one whose
-promise was broken comes right after those whose promises can be kept, until its deadline.
+*Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together.
+One that runs counts for more than those without deadlines somewhat before that, to spare it a start, but all such jobs
+together count for less than one whose block has come. A job whose deadline has passed, or for which there is no block,
+is one as any other, so it starves nobody; but one whose promise was broken comes right after those whose promises can
+be kept, until its deadline.
 
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
 they can be, these leave room before them. Where one finds none it moves to the front, and all are laid out again. The
@@ -36,6 +37,7 @@ from arena.policies.base import Admission, Holding, Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
 from arena.policies.priced.market import Market
+from arena.policies.priced.reservations import node_times, ready_s
 from arena.policies.priced.timetable import Block, Timetable
 from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
 
@@ -57,6 +59,7 @@ class Need:
         at: Its contender; the numbers of jobs outside the market follow theirs.
         columns: Its columns, the fewest GPU-seconds first; -1 for all of a job outside.
         usage: What each of them takes of each row; shape (columns, rows).
+        ready_s: When there are nodes for each of them at the earliest: what lies around on several cannot be joined.
         lengths_s: How long each of them takes, with slack.
         least_s: The same without.
         is_promised: Whether its deadline was promised when it was submitted.
@@ -66,6 +69,7 @@ class Need:
     due_s: float
     columns: Ints
     usage: Floats
+    ready_s: Floats
     lengths_s: Floats
     least_s: Floats
     is_promised: bool
@@ -168,12 +172,13 @@ def _needs(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[n
     """Return what the jobs with deadlines need, as far as their lengths are known."""
     contenders = [at for at, one in enumerate(market.contenders) if _due_s(snapshot, one.job_id) is not None]
     bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
-    needs = []
+    times, needs = node_times(snapshot, market), []
     for at in contenders:
         own = np.arange(bounds[at], bounds[at + 1])[offered[bounds[at] : bounds[at + 1]]]
         starts_s = np.where(own == market.keeping[at], 0.0, snapshot.restart_s)
         offer = (market.usage[own], market.speed[own], market.gpu_count[own])
-        needs.append(_need(snapshot, (at, market.contenders[at].job_id), own, offer, (starts_s, power)))
+        ready = np.array([ready_s(market, times, column) for column in own.tolist()])
+        needs.append(_need(snapshot, (at, market.contenders[at].job_id), (own, ready), offer, (starts_s, power)))
     for at, one in enumerate(market.outside, start=len(market.contenders)):
         due_s, holding = _due_s(snapshot, one.job_id), one.holding
         if due_s is None or holding is None or _in_time_there(snapshot, one.job_id, holding) is not None:
@@ -181,14 +186,15 @@ def _needs(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[n
         none = np.full(len(one.table.speed), NONE)
         starts_s = np.full(len(none), snapshot.restart_s)
         offer = (one.table.usage, one.table.speed, one.table.gpu_count)
-        needs.append(_need(snapshot, (at, one.job_id), none, offer, (starts_s, power)))
+        ready = np.full(len(none), snapshot.now_s)
+        needs.append(_need(snapshot, (at, one.job_id), (none, ready), offer, (starts_s, power)))
     return [need for need in needs if need is not None]
 
 
 def _need(
     snapshot: Snapshot,
     who: tuple[int, JobId],
-    columns: Ints,
+    where: tuple[Ints, Floats],
     offer: tuple[Floats, Floats, Floats],
     costs: tuple[Floats, Floats],
 ) -> Need | None:
@@ -196,10 +202,12 @@ def _need(
 
     Args:
         who: Its contender and id.
+        where: Its columns, and when there are nodes for them.
         offer: What its columns take, their speed and their GPUs.
         costs: How long their starts take, and what a GPU of each row does.
     """
     (at, job_id), (usage, speed, gpu_count), (starts_s, power) = who, offer, costs
+    columns, ready = where
     due_s = _due_s(snapshot, job_id)
     steps = steps_left(snapshot, job_id, float((gpu_count / speed).min())) if len(speed) else None
     if due_s is None or steps is None:
@@ -211,6 +219,7 @@ def _need(
         due_s=due_s,
         columns=columns[order],
         usage=usage[order],
+        ready_s=ready[order],
         lengths_s=(2.0 * starts_s + MARGIN * run_s)[order],
         least_s=(starts_s + run_s)[order],
         is_promised=snapshot.jobs[job_id].is_deadline_promised,
@@ -241,9 +250,10 @@ class _Layout:
     def lay(self, need: Need) -> bool:
         """Give a job the latest block of its first column that has one; False where none has."""
         for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
-            for column, usage, length_s in zip(need.columns.tolist(), need.usage, lengths_s.tolist(), strict=True):
+            parts = (need.columns.tolist(), need.usage, need.ready_s.tolist(), lengths_s.tolist())
+            for column, usage, ready, length_s in zip(*parts, strict=True):
                 start_s = self.room.latest(usage, length_s, need.due_s)
-                if start_s is not None:
+                if start_s is not None and start_s >= ready - _TOLERANCE_S:
                     block = Block(column=column, usage=usage, start_s=start_s, end_s=start_s + length_s)
                     self.blocks[need.at] = block
                     self.tight |= {need.at} if is_tight else set()
@@ -390,10 +400,10 @@ def late_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: int) 
 def _earliest_end_s(need: Need, room: Timetable) -> float | None:
     """Return the first instant by which a job could be done beside all blocks."""
     ends = []
-    for usage, length_s in zip(need.usage, need.lengths_s.tolist(), strict=True):
+    for usage, ready, length_s in zip(need.usage, need.ready_s.tolist(), need.lengths_s.tolist(), strict=True):
         start_s = room.earliest(usage, length_s)
-        if start_s is not None:
-            ends.append(start_s + length_s)
+        if start_s is not None and ready < math.inf:
+            ends.append(max(start_s, ready) + length_s)
     return min(ends, default=None)
 
 

@@ -66,12 +66,17 @@ class Row:
         return count // self.chunk * self.chunk
 
 
-def rows_of(shape: ClusterShape) -> tuple[Row, ...]:
-    """Return the rows of a cluster: for each pool its GPUs, its nodes by their sizes, and halves of the large ones."""
+def rows_of(shape: ClusterShape, *, is_fine: bool = False) -> tuple[Row, ...]:
+    """Return the rows of a cluster: for each pool its GPUs, its nodes by their sizes, and halves of the large ones.
+
+    Args:
+        is_fine: Whether all other parts of nodes are rows as well.
+    """
     found: set[Row] = set()
     for pool in shape.pools:
         size = pool.gpus_per_node
         chunks = {1, size, size // 2} if size >= HALVED_SIZE_MIN else {1, size}
+        chunks |= set(range(1, size + 1)) if is_fine else set()
         found |= {Row((pool.gpu_type, pool.zone), chunk) for chunk in chunks}
     return tuple(sorted(found))
 
@@ -261,9 +266,13 @@ def _usages(
         yield choice, tuple(usage.values())
 
 
-def market_of(snapshot: Snapshot, tables: Tables) -> Market:
-    """Return what a snapshot's decision is about; jobs that may not be touched are left out with what they have."""
-    rows = rows_of(snapshot.shape)
+def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> Market:
+    """Return what a snapshot's decision is about; jobs that may not be touched are left out with what they have.
+
+    Args:
+        is_fine: Whether there is a row for so many GPUs together on one node, whatever the number.
+    """
+    rows = rows_of(snapshot.shape, is_fine=is_fine)
     made = tables.over(rows)
     movable = dict(_movable(snapshot))
     supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])

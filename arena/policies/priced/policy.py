@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.grid import Grid
 from arena.domain.job import JobId
-from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
@@ -30,6 +29,7 @@ from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
+from arena.policies.priced.promising import no_cell, with_cause
 from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.settling import settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
@@ -97,10 +97,11 @@ class PricedPolicy:
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
-        market = market_of(snapshot, self._tables)
+        market = market_of(snapshot, self._tables, is_fine=True)
         if not len(market.job):
-            return None
-        return admitted(snapshot, market, _power(market), offered(snapshot, market).mask(market), job_id)
+            return with_cause(snapshot, market, None, job_id)
+        found = admitted(snapshot, market, _power(market), offered(snapshot, market).mask(market), job_id)
+        return with_cause(snapshot, market, found, job_id)
 
     def _chosen(
         self, snapshot: Snapshot, market: Market, problem: Problem
@@ -355,10 +356,4 @@ def _hopeless(snapshot: Snapshot, market: Market) -> dict[JobId, tuple[Reason, .
     """Return why those that wait can be given nothing whose grids have no cell for this cluster."""
     competing = {contender.job_id for contender in market.contenders}
     rest = [job_id for job_id in snapshot.waiting if job_id in snapshot.grids and job_id not in competing]
-    return {job_id: _no_cell(snapshot.grids[job_id]) for job_id in rest}
-
-
-def _no_cell(grid: Grid) -> tuple[Reason, ...]:
-    """Return why a grid has nothing for this cluster."""
-    elsewhere = reason(ReasonCode.NO_FEASIBLE_PLAN, detail="its grid has no cell of the GPU types that are here")
-    return tuple(item.reason for item in grid.infeasible[:1]) or (elsewhere,)
+    return {job_id: no_cell(snapshot.grids[job_id]) for job_id in rest}

@@ -155,6 +155,22 @@ def _parts(market: Market, column: int) -> Iterator[tuple[Pool, int]]:
             yield (part.gpu_type, zone), count
 
 
+def ready_s(market: Market, times: NodeTimes, column: int) -> float:
+    """Return when there are nodes for a column at the earliest; infinite where nobody knows."""
+    if market.entry[column] < 0:
+        return times.now_s
+    counts = dict[Pool, list[int]]()
+    for pool, count in _parts(market, column):
+        counts.setdefault(pool, []).append(count)
+    instants = [times.now_s]
+    for pool, wanted in counts.items():
+        for count in set(wanted):
+            # As many nodes as there are parts of this size and larger ones: for nested choices that suffices.
+            number, nodes = sum(one >= count for one in wanted), times.first(pool, count)
+            instants.append(nodes[number - 1][0] if number <= len(nodes) else math.inf)
+    return max(instants)
+
+
 def needs_whole_nodes(market: Market, times: NodeTimes, column: int) -> bool:
     """Tell whether a column takes more than half of some node's GPUs, so that what lies around can be in its way."""
     return any(
