@@ -127,10 +127,12 @@ class Admission:
         is_promised: It can, with all that was promised before kept.
         earliest_end_s: The earliest instant that can be promised, the deadline itself where it can be; None where
             nothing can.
+        reason: Why nothing can be promised, where nothing can.
     """
 
     is_promised: bool
     earliest_end_s: float | None
+    reason: Reason | None = None
 
 
 @runtime_checkable

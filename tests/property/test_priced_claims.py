@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.job import JobId
+from arena.domain.reason import ReasonCode
 from arena.policies.base import Admission, Snapshot
 from arena.policies.priced.market import is_due
 from arena.policies.priced.policy import PricedPolicy
@@ -92,7 +93,11 @@ def test_the_date_that_is_told_would_have_been_promised(
 
 def test_a_job_that_declares_nothing_is_promised_nothing() -> None:
     snapshot = snapshot_of(NODES, {"a": (train_spec("a", stop={}, deadline_s=1e6), GRID)})
-    assert PricedPolicy().admission(snapshot, JobId("a")) is None
+    answer = PricedPolicy().admission(snapshot, JobId("a"))
+    assert answer is not None
+    assert (answer.is_promised, answer.earliest_end_s) == (False, None)
+    assert answer.reason is not None
+    assert answer.reason.code is ReasonCode.DEADLINE_UNKNOWN
 
 
 def test_an_idle_cluster_promises_what_a_job_needs_alone() -> None:
