@@ -97,7 +97,7 @@ class PricedPolicy:
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
-        market = market_of(snapshot, self._tables)
+        market = market_of(snapshot, self._tables, is_fine=True)
         if not len(market.job):
             return with_cause(snapshot, market, None, job_id)
         found = admitted(snapshot, market, _power(market), offered(snapshot, market).mask(market), job_id)
