@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from arena.domain.job import JobId
-from arena.domain.records import JobRecord, JobState
-from arena.policies.base import Holding, Snapshot
+from arena.domain.records import JobState
+from arena.policies.base import Snapshot
 
 PACE_TOLERANCE = 0.05
 PACE_MAX = 10.0
@@ -30,45 +30,43 @@ def paces(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> list[float]:
     Args:
         jobs: Contenders, each with a number that those with the same grid share.
     """
-    measured = {job_id: found for job_id, _ in jobs if (found := _measured(snapshot, job_id)) is not None}
+    measured = _measured(snapshot, jobs)
     if not measured:
         return [1.0] * len(jobs)
-    expected = _expected(measured, jobs)
-    overall = median(pace for pace, _ in measured.values())
-    factors = []
-    for job_id, grid in jobs:
-        log_pace = expected.get(grid, overall)
-        if job_id in measured:
-            own, trust = measured[job_id]
-            log_pace += trust * (own - log_pace)
-        factors.append(1.0 if abs(log_pace) < math.log1p(PACE_TOLERANCE) else math.exp(log_pace))
+    overall = median(log_pace for log_pace, _ in measured.values())
+    by_grid: dict[int, list[float]] = {}
+    for at, (log_pace, _) in measured.items():
+        by_grid.setdefault(jobs[at][1], []).append(log_pace)
+    expected = {grid: median(found) for grid, found in by_grid.items()}
+    factors = [_factor(overall)] * len(jobs)
+    known = {grid: _factor(log_pace) for grid, log_pace in expected.items()}
+    for at, (_, grid) in enumerate(jobs):
+        if at in measured:
+            own, trust = measured[at]
+            factors[at] = _factor(expected[grid] + trust * (own - expected[grid]))
+        elif grid in known:
+            factors[at] = known[grid]
     return factors
 
 
-def _expected(measured: Mapping[JobId, tuple[float, float]], jobs: Sequence[tuple[JobId, int]]) -> dict[int, float]:
-    """Return the median logarithm by grid."""
-    by_grid: dict[int, list[float]] = {}
-    for job_id, grid in jobs:
-        if job_id in measured:
-            by_grid.setdefault(grid, []).append(measured[job_id][0])
-    return {grid: median(found) for grid, found in by_grid.items()}
+def _factor(log_pace: float) -> float:
+    return 1.0 if abs(log_pace) < math.log1p(PACE_TOLERANCE) else math.exp(log_pace)
 
 
-def _measured(snapshot: Snapshot, job_id: JobId) -> tuple[float, float] | None:
-    """Return the logarithm of a running job's speed over its estimate, and how far to trust it, 0 to 1."""
-    holding, job = snapshot.holding.get(job_id), snapshot.jobs[job_id]
-    measured_s = _step_s(job)
-    if holding is None or holding.estimate is None or not measured_s:
-        return None
-    limit = math.log(PACE_MAX)
-    log_pace = min(max(math.log(holding.estimate.iter_time_s / measured_s), -limit), limit)
-    return log_pace, _trust(snapshot, holding)
-
-
-def _step_s(job: JobRecord) -> float | None:
-    return job.progress.step_time_s if job.state is JobState.RUNNING else None
-
-
-def _trust(snapshot: Snapshot, holding: Holding) -> float:
-    ran_s = max(snapshot.now_s - holding.since_s - snapshot.restart_s, 0.0)
-    return ran_s / (ran_s + max(TRUST_RESTARTS * snapshot.restart_s, TRUST_S_MIN))
+def _measured(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> dict[int, tuple[float, float]]:
+    """Return the logarithm of each running job's speed over its estimate, and how far to trust it, 0 to 1."""
+    records, holdings, limit = snapshot.jobs, snapshot.holding, math.log(PACE_MAX)
+    known_s = max(TRUST_RESTARTS * snapshot.restart_s, TRUST_S_MIN)
+    found = {}
+    for at, (job_id, _) in enumerate(jobs):
+        job = records[job_id]
+        measured_s = job.progress.step_time_s
+        if not measured_s or job.state is not JobState.RUNNING:
+            continue
+        holding = holdings.get(job_id)
+        if holding is None or holding.estimate is None:
+            continue
+        log_pace = min(max(math.log(holding.estimate.iter_time_s / measured_s), -limit), limit)
+        ran_s = max(snapshot.now_s - holding.since_s - snapshot.restart_s, 0.0)
+        found[at] = (log_pace, ran_s / (ran_s + known_s))
+    return found
