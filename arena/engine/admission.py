@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
+from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord
 from arena.domain.replacing import replace
 from arena.engine.config import EngineConfig
@@ -43,7 +44,8 @@ def admission_of_new(
     """Return whether the deadline of a job that is not submitted yet could be promised at this instant.
 
     Returns:
-        None where the policy promises nothing, or nothing can be said of this job.
+        None where the policy promises nothing, or nothing can be said of this job. A policy that fails gives a
+        promise to nobody.
     """
     spec, grid = asked
     if spec.deadline_s is None or not isinstance(policy, Admitting):
@@ -57,4 +59,8 @@ def admission_of_new(
         grids=state.grids.set(UNBORN, grid),
         waiting=(*snapshot.waiting, UNBORN),
     )
-    return policy.admission(with_it, UNBORN)
+    try:
+        return policy.admission(with_it, UNBORN)
+    except Exception as error:  # noqa: BLE001 - as when the grid of a job is there: it only gets no promise
+        told = f"{type(error).__name__}: {error}"
+        return Admission(is_promised=False, earliest_end_s=None, reason=reason(ReasonCode.INTERNAL_ERROR, error=told))

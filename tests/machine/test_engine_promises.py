@@ -63,6 +63,17 @@ def test_a_policy_that_fails_on_a_promise_gives_none_and_the_job_runs() -> None:
     assert [entry.data["error"] for entry in told] == ["ValueError: a is poisoned"]
 
 
+def test_who_asks_before_it_submits_is_told_that_the_policy_failed() -> None:
+    engine = Engine(Silent(make_policy("arena")), CONFIG)
+    engine.handle(NodeRegistered(info=node_info("n1")), 0.0)
+    grid = PowerLawGrids().grid(WITH_DEADLINE, engine.state.shape)
+    answer = engine.admission(engine.state, WITH_DEADLINE, grid, 1.0)
+    assert answer is not None
+    assert not answer.is_promised
+    assert answer.reason is not None
+    assert "ValueError:  is poisoned" in str(answer.reason)
+
+
 def test_a_study_ends_where_its_policy_fails_on_a_promise() -> None:
     engine = Engine(Silent(make_policy("arena")), EngineConfig(shape_settle_s=0.0, is_strict=True))
     with pytest.raises(PolicyFault, match="failed when it was asked for a promise: a is poisoned"):
