@@ -83,7 +83,7 @@ def _deadline_text(answer: DeadlineAnswer) -> str:
     if answer.is_promised:
         return f"deadline {due}: promised"
     if answer.earliest_end_at_s is None:
-        return f"warning: deadline {due} cannot be promised: nobody can tell how long it runs (declare stop.steps)"
+        return f"warning: deadline {due} cannot be promised: nobody can tell by when it could end (see `arena why`)"
     earliest = time_text(answer.earliest_end_at_s)
     return f"warning: deadline {due} cannot be promised: the earliest that can be is {earliest}"
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from arena.domain.capability import job_refusals
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import JobSubmitted
+from arena.domain.events import JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.engine.state import ClusterState, shape_of
 from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, RefusedError, SpecError, UserError
 from arena.policies.base import Admission
@@ -154,8 +155,31 @@ class Submission:
             submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
             if submitted.is_new and submitted.job_id is not None and answer is not None:
                 await self._until_planned(submitted.job_id)
-                return replace(submitted, deadline=answer)
+                return replace(submitted, deadline=await self._as_recorded(submitted.job_id, answer))
             return submitted
+
+    async def _as_recorded(self, job_id: JobId, answer: DeadlineAnswer) -> DeadlineAnswer:
+        """Return what the engine promised: something may have happened between the question and the submission.
+
+        Raises:
+            RefusedError: The deadline is strict and was not promised; the job is cancelled.
+        """
+        job = self._view.state.jobs.get(job_id)
+        if job is None or job.spec.deadline_s is None:
+            return answer  # it has ended already
+        due_s = job.submitted_at_s + job.spec.deadline_s
+        if job.is_deadline_promised:
+            return DeadlineAnswer(is_promised=True, deadline_at_s=due_s, earliest_end_at_s=due_s)
+        if job.spec.is_deadline_strict:
+            await self._inbox.request(JobWishChanged(job_id=job_id, wish="cancel", by=job.user))
+            raise RefusedError(
+                f"the deadline of job {job.spec.name!r} in {job.spec.deadline_s:.0f} s cannot be promised any more",
+                why=f"things changed while it was submitted; job {job_id} was cancelled",
+                fix="submit it again, under a new request_id",
+                details={"job_id": job_id},
+            )
+        earliest_s = None if answer.is_promised else answer.earliest_end_at_s
+        return DeadlineAnswer(is_promised=False, deadline_at_s=due_s, earliest_end_at_s=earliest_s)
 
     async def _deadline_answer(self, spec: JobSpec) -> DeadlineAnswer | None:
         """Return whether a deadline can be promised.
@@ -176,7 +200,8 @@ class Submission:
             earliest_end_at_s=None if found is None else found.earliest_end_s,
         )
         if spec.is_deadline_strict and not answer.is_promised:
-            raise _too_late(spec, answer, now_s)
+            why = reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes)) if not shape.pools else None
+            raise _too_late(spec, answer, now_s, why or (None if found is None else found.reason))
         return answer
 
     async def _until_planned(self, job_id: JobId) -> None:
@@ -242,11 +267,13 @@ class Submission:
         )
 
 
-def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float) -> RefusedError:
+def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float, cause: Reason | None) -> RefusedError:
     assert spec.deadline_s is not None
     earliest_s = None if answer.earliest_end_at_s is None else answer.earliest_end_at_s - now_s
     if earliest_s is None:
-        why, fix = "nobody can tell how long it runs", "declare stop.steps or stop.time_limit_s"
+        why = "the policy promises nothing" if cause is None else str(cause)
+        is_unknown = cause is not None and cause.code is ReasonCode.DEADLINE_UNKNOWN
+        fix = "declare stop.steps or stop.time_limit_s" if is_unknown else "leave out is_deadline_strict"
     else:
         why = f"the earliest end that can be promised is in {earliest_s:.0f} s"
         fix = f"set deadline_s to {earliest_s + 1:.0f} or more, or leave out is_deadline_strict"

@@ -7,9 +7,14 @@ from typing import Any
 
 import pytest
 
-from arena.errors import InfeasibleError, SpecError
+from arena.errors import InfeasibleError, RefusedError, SpecError
+from arena.policies.base import Admission
+from arena_scheduler.access import Caller, Role
+from arena_scheduler.submission import Submission
 from tests.builders import node_info, train_spec
-from tests.fakes.running_scheduler import cluster_of, quick_config
+from tests.fakes.running_scheduler import Cluster, cluster_of, quick_config
+
+ANN = Caller(user="ann", role=Role.USER)
 
 
 async def test_a_node_counts_from_the_moment_it_has_registered(tmp_path: Path) -> None:
@@ -57,3 +62,60 @@ async def test_a_job_that_no_cluster_could_run_is_refused_and_not_queued(
         for allow_infeasible in (False, True):
             with pytest.raises(SpecError, match=why):
                 await client.submit(train_spec("never", **fields), allow_infeasible=allow_infeasible)
+
+
+def promising(cluster: Cluster) -> Submission:
+    """Takes jobs of a scheduler whose policy promises nothing any more when their grids are there."""
+    parts = cluster.running._parts
+    return Submission(
+        store=parts.store,
+        inbox=parts.inbox,
+        grids=parts.grids,
+        view=parts.view,
+        admission=lambda *_: Admission(is_promised=True, earliest_end_s=1e9),
+    )
+
+
+async def test_the_answer_says_what_was_promised_when_the_job_was_there(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=1))
+        await agent.next_of("verdict")
+        spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0)
+        found = await promising(cluster).submit(spec, ANN, "first", allow_infeasible=False)
+        assert found.job_id is not None
+        assert found.deadline is not None
+        assert (found.deadline.is_promised, found.deadline.earliest_end_at_s) == (False, None)
+        assert not (await cluster.client(user="ann").job(found.job_id)).is_deadline_promised
+
+
+async def test_a_strict_deadline_that_cannot_be_promised_any_more_is_refused_and_its_job_cancelled(
+    tmp_path: Path,
+) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=1))
+        await agent.next_of("verdict")
+        spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0, is_deadline_strict=True)
+        with pytest.raises(RefusedError, match="cannot be promised any more") as refused:
+            await promising(cluster).submit(spec, ANN, "first", allow_infeasible=False)
+        job = await cluster.client(user="ann").job(refused.value.details["job_id"])
+        assert job.wish == "cancel"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fields", "why"),
+    [
+        (0, {}, "no node is registered"),
+        (1, {"budget_usd": 1e-9}, "USD of its budget are left"),
+        (1, {"stop": {}}, "its length is not known"),
+    ],
+)
+async def test_a_strict_refusal_says_what_is_in_the_way(
+    tmp_path: Path, gpus: int, fields: dict[str, Any], why: str
+) -> None:
+    fields = {"stop": {"steps": 100}, "deadline_s": 1_000.0, "is_deadline_strict": True, **fields}
+    async with cluster_of(quick_config(tmp_path, policy="arena")) as cluster:
+        if gpus:
+            agent = await cluster.agent(node_info("n1", gpus=gpus))
+            await agent.next_of("verdict")
+        with pytest.raises(RefusedError, match=why):
+            await cluster.client().submit(train_spec("late", **fields))

@@ -163,16 +163,15 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         job = await self._job(name)
         caller.require_owner(job.user, f"job {name}")
         if wish == "run" and is_spent(job):
-            raise IllegalTransitionError(
-                f"job {name} cannot be released",
-                why=f"its budget of {job.spec.budget_usd:.6g} USD is spent",
-                fix="submit it again with a budget for what is left; its checkpoints are where they were",
-            )
+            raise _spent(job)
         if job.state.is_terminal or job.wish is Wish.CANCEL:
             verb = "held" if wish == "hold" else "released"
             raise IllegalTransitionError(f"job {name} cannot be {verb}", why=f"it is {job.state.value}")
         await self._inbox.request(JobWishChanged(job_id=job.job_id, wish=wish, by=caller.user))
-        return await self._job(name)
+        job = await self._job(name)
+        if wish == "run" and job.wish is Wish.HOLD and is_spent(job):
+            raise _spent(job)  # what was left went between the question and the answer
+        return job
 
     @streaming
     async def StreamEvents(  # noqa: N802
@@ -229,6 +228,15 @@ def _query_of(request: pb.ListJobsRequest | pb.ExportJobsRequest) -> JobQuery:
         states=frozenset(enums.JOB_STATE.from_proto(state, "states") for state in request.states),
         user=request.user if request.HasField("user") else None,
         project=request.project if request.HasField("project") else None,
+    )
+
+
+def _spent(job: JobRecord) -> IllegalTransitionError:
+    return IllegalTransitionError(
+        f"job {job.job_id} cannot be released",
+        why=f"its budget of {job.spec.budget_usd:.6g} USD is used up: it has cost {job.spent_usd:.6g} USD",
+        fix="submit it again with a budget for what is left; its checkpoints are where they were",
+        details={"budget_usd": f"{job.spec.budget_usd:.6g}", "spent_usd": f"{job.spent_usd:.6g}"},
     )
 
 
