@@ -123,14 +123,14 @@ def _watch(cluster: LocalCluster, stopping: threading.Event) -> int:
     return 0
 
 
-def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str) -> None:
+def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached: bool = False) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
     if app.out.json_mode:
         app.out.document(address=address, directory=str(plan.directory), agents=plan.agents)
         return
     gpus = plan.agents * plan.gpus_per_agent
     app.out.line(f"{plan.agents} nodes with {gpus} {plan.gpu_type} GPUs at {address}, all files in {plan.directory}")
-    app.out.line("in another terminal:")
+    app.out.line("now:" if is_detached else "in another terminal:")
     app.out.line(f"  arena{option} submit job.yaml            # or: arena{option} submit --gpus 1 -- python train.py")
     app.out.line(f"  arena{option} status")
     app.out.line(how_to_stop)
@@ -138,6 +138,8 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str) -> None:
 
 def _detach(app: App, plan: UpPlan) -> int:
     """Start ``arena up`` in the background and return once its nodes are ready."""
+    with _lock(plan):
+        pass  # refuses where another runs: its log is not touched, and its answer is not taken for ours
     log = plan.directory / "up.log"
     with log.open("wb") as file:
         background = subprocess.Popen(
@@ -170,7 +172,8 @@ def _last_line(log: Path) -> str:
 def _tell_detached(app: App, plan: UpPlan) -> None:
     down = f"arena down --dir {quoted(str(plan.directory))}"
     address = plan.address_file.read_text().strip()
-    _tell(app, plan, address, f"it runs in the background; `{down}` saves and holds the jobs and stops everything")
+    how_to_stop = f"it runs in the background; `{down}` saves and holds the jobs and stops everything"
+    _tell(app, plan, address, how_to_stop, is_detached=True)
 
 
 @command(short_help="Stop what `arena up` started.")

@@ -73,9 +73,12 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
     (tmp_path / "job.yaml").write_text(JOB)
     up = document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
     assert up["agents"] == 1
-    again = arena("up", "--port", "0")
-    assert again.returncode == 3
-    assert "runs on" in again.stderr
+    log = (tmp_path / "up" / "up.log").read_bytes()
+    for words in (("up", "--port", "0"), ("up", "--detach", "--port", "0", "--policy", "fcfs")):
+        again = arena(*words)
+        assert again.returncode == 3
+        assert "runs on" in again.stderr
+    assert (tmp_path / "up" / "up.log").read_bytes() == log
 
     job_id = document(arena("submit", "job.yaml", "--json"))["job_id"]
     assert arena("wait", job_id, "--for", "running", "--timeout", "90").returncode == 0
