@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.records import JobRecord
+from arena.domain.tenants import Guarantee
 from arena.engine.ports import Step
 from arena.planner.tables import TableGrids
 from arena.policies.priced.policy import PricedPolicy
@@ -51,15 +52,20 @@ def submitted(name: str, at_s: float, workload: WorkloadSpec, steps: int, **fiel
     return ReplayJob(job_id=JobId(name), submitted_at_s=at_s, spec=spec, fate=Fate(step_count=steps))
 
 
-def replayed(jobs: list[ReplayJob]) -> tuple[dict[str, JobOutcome], set[str]]:
-    """Run jobs on two nodes of four GPUs; return how they ended, and who was promised a deadline."""
+def replayed(jobs: list[ReplayJob], **shares: int) -> tuple[dict[str, JobOutcome], set[str]]:
+    """Run jobs on two nodes of four GPUs; return how they ended, and who was promised a deadline.
+
+    Args:
+        shares: GPUs that are guaranteed, by project.
+    """
+    tenants = {name: Guarantee(gpu_count_by_type={"cpu": count}) for name, count in shares.items()}
     restart = ConstantRestart(first_s=RESTART_S, again_s=RESTART_S)
     replay = Replay(
         shape=shape(("cpu", 4, 2)),
         policy=make_policy("arena"),
         grids=GRIDS,
         costs=SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0),
-        config=replace(REPLAY_CONFIG, decide_after_s=0.0, restart_s=RESTART_S),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0, restart_s=RESTART_S, tenants=tenants),
         check=True,
     )
     promised: set[str] = set()
@@ -124,6 +130,27 @@ def test_promises_beside_many_that_may_not_be_stopped_are_kept_but_for_a_few() -
         late_count, promised_count = late_count + len(late), promised_count + len(promised)
     assert promised_count >= 30
     assert late_count <= promised_count / 20
+
+
+@pytest.mark.parametrize(("red", "is_promised"), [(8, False), (7, False), (6, True), (4, True)])
+@pytest.mark.parametrize("comes_s", [0.0, 50.0])
+def test_a_deadline_is_promised_on_what_nobody_else_is_guaranteed(red: int, is_promised: bool, comes_s: float) -> None:
+    """Two GPUs are enough, one is not; red has work for all eight, before or after the job comes."""
+    others = [submitted(f"r{at}", 20.0, SMALL, 3_000, project="red") for at in range(8)]
+    found, promised = replayed([*others, submitted("long", comes_s, WIDE, 1_000, deadline_s=700.0)], red=red)
+    assert promised == ({"long"} if is_promised else set())
+    assert (found["long"].completion_s <= 700.0) is is_promised
+
+
+@pytest.mark.parametrize("project", ["red", "blue"])
+def test_tenants_promises_use_their_own_shares_and_what_is_nobodys(project: str) -> None:
+    """Blue has two GPUs, red four, two are nobody's: each of blue's jobs needs two, each of red's four."""
+    steps, names = {"red": 1_600, "blue": 1_000}[project], ("a", "b", "c")
+    jobs = [submitted(name, 0.0, WIDE, steps, deadline_s=700.0, project=project) for name in names]
+    others = [submitted(f"o{at}", 20.0, SMALL, 3_000, project="blue" if project == "red" else "red") for at in range(8)]
+    found, promised = replayed([*jobs, *others], red=4, blue=2)
+    assert len(promised) == {"red": 1, "blue": 2}[project]
+    assert all(found[name].completion_s <= 700.0 for name in promised)
 
 
 def mixed(seed: int) -> list[ReplayJob]:

@@ -17,15 +17,16 @@ be kept, until its deadline.
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
 they can be, these leave room before them. Where one finds none it moves to the front, and all are laid out again. The
 others get what is left, the earliest deadline first. A newcomer is promised its deadline if it and all that were
-promised before find blocks; else it is told the earliest end that could be promised. Promises hold as far as nothing
-turns out worse than it was said to be by more than the tenth, and the bound on waiting (``urgency``) comes before them.
+promised before find blocks, and those of its tenant beside what others are guaranteed (``promised_shares``); else it is
+told the earliest end that could be promised. Promises hold as far as nothing turns out worse than it was said to be by
+more than the tenth, and the bound on waiting (``urgency``) and shares come before them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Admission, Holding, Snapshot
+from arena.policies.base import Holding, Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
 from arena.policies.priced.market import Market
@@ -46,6 +47,9 @@ MARGIN = 1.1
 
 ORDERS_MAX = 4
 """Times that promised jobs are laid out anew, one that found no block moved to the front each time."""
+
+LOOKS_SHARE = 0.1
+"""Of a start: how late at most it is seen that the block of a running job has come."""
 
 _TOLERANCE_S = 1e-6
 
@@ -101,8 +105,8 @@ def planned(
         offered: Columns that may be had at all.
         first: What comes before all deadlines.
     """
-    needs = _needs(snapshot, market, power, offered)
-    if not needs and all(_due_s(snapshot, one.job_id) is None for one in market.contenders):
+    needs = needs_of(snapshot, market, power, offered)
+    if not needs and all(due_at_s(snapshot, one.job_id) is None for one in market.contenders):
         return None
     room = room_of(snapshot, market)
     if first is not None:
@@ -154,12 +158,12 @@ def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float 
 
 def _in_time_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
     """Return when a job ends at the latest where it is, None where that is not in time for a deadline."""
-    due_s = _due_s(snapshot, job_id)
+    due_s = due_at_s(snapshot, job_id)
     ends_at_s = None if due_s is None else runs_until_s(snapshot, job_id, holding, margin=MARGIN)
     return None if ends_at_s is None or due_s is None or ends_at_s > due_s else ends_at_s
 
 
-def _due_s(snapshot: Snapshot, job_id: JobId) -> float | None:
+def due_at_s(snapshot: Snapshot, job_id: JobId) -> float | None:
     """Return the instant of a job's deadline, None where it has none or it has passed."""
     job = snapshot.jobs[job_id]
     if job.spec.deadline_s is None:
@@ -168,9 +172,9 @@ def _due_s(snapshot: Snapshot, job_id: JobId) -> float | None:
     return due_s if due_s > snapshot.now_s else None
 
 
-def _needs(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
+def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
     """Return what the jobs with deadlines need, as far as their lengths are known."""
-    contenders = [at for at, one in enumerate(market.contenders) if _due_s(snapshot, one.job_id) is not None]
+    contenders = [at for at, one in enumerate(market.contenders) if due_at_s(snapshot, one.job_id) is not None]
     bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
     times, needs = node_times(snapshot, market), []
     for at in contenders:
@@ -180,7 +184,7 @@ def _needs(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[n
         ready = np.array([ready_s(market, times, column) for column in own.tolist()])
         needs.append(_need(snapshot, (at, market.contenders[at].job_id), (own, ready), offer, (starts_s, power)))
     for at, one in enumerate(market.outside, start=len(market.contenders)):
-        due_s, holding = _due_s(snapshot, one.job_id), one.holding
+        due_s, holding = due_at_s(snapshot, one.job_id), one.holding
         if due_s is None or holding is None or _in_time_there(snapshot, one.job_id, holding) is not None:
             continue
         none = np.full(len(one.table.speed), NONE)
@@ -208,7 +212,7 @@ def _need(
     """
     (at, job_id), (usage, speed, gpu_count), (starts_s, power) = who, offer, costs
     columns, ready = where
-    due_s = _due_s(snapshot, job_id)
+    due_s = due_at_s(snapshot, job_id)
     steps = steps_left(snapshot, job_id, float((gpu_count / speed).min())) if len(speed) else None
     if due_s is None or steps is None:
         return None
@@ -227,7 +231,7 @@ def _need(
 
 
 def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
-    found = _promised([need for need in needs if need.is_promised], room)
+    found = laid_out_first([need for need in needs if need.is_promised], room)
     rest = sorted((need for need in needs if need.at not in found.blocks), key=lambda need: (need.due_s, need.at))
     for need in rest:
         found.lay(need)
@@ -239,7 +243,7 @@ def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
     )
 
 
-class _Layout:
+class Layout:
     """Blocks laid out in some order."""
 
     def __init__(self, room: Timetable) -> None:
@@ -267,12 +271,12 @@ class _Layout:
         return len(self.blocks), -len(self.tight)
 
 
-def _promised(needs: Sequence[Need], room: Timetable) -> _Layout:
+def laid_out_first(needs: Sequence[Need], room: Timetable) -> Layout:
     """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without."""
     order = sorted(needs, key=lambda need: (-need.due_s, need.at))
-    best: _Layout | None = None
+    best: Layout | None = None
     for _ in range(ORDERS_MAX):
-        found = _Layout(room.copy())
+        found = Layout(room.copy())
         missed = [need for need in order if not found.lay(need)]
         if best is None or found.rank > best.rank:
             best = found
@@ -294,11 +298,17 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     if plan is None or not (urgent or _broken(market, plan)):
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
-    spared = {at for at in urgent if not _has_come(snapshot, plan.blocks[at])}
-    raised = value.copy()
+    # Who is left in peace only to spare it a start must not keep one waiting whose block has come; and of blocks that
+    # do not fit beside the shares of others, those that were promised are kept.
+    tiers: dict[tuple[bool, bool], list[int]] = {}
     for at in urgent:
-        # Who is left in peace only to spare it a start must not keep one waiting whose block has come.
-        raised[in_time(snapshot, plan, at)] += bonus if at in spared else bonus * (1.0 + len(spared))
+        is_sure = plan.needs[at].is_promised or not snapshot.tenants
+        tiers.setdefault((is_sure, _has_come(snapshot, plan.blocks[at])), []).append(at)
+    raised, more = value.copy(), bonus
+    for tier in sorted(tiers):
+        for at in tiers[tier]:
+            raised[in_time(snapshot, plan, at)] += more
+        more *= 1.0 + len(tiers[tier])
     for at in _broken(market, plan):
         raised[in_time(snapshot, plan, at)] += bonus / 2.0
     return raised
@@ -362,8 +372,12 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
         return None
     own = _own_blocks(market, plan)
     instants = [_urgent_from_s(snapshot, market, at, block, changes) for at, block in own]
+    # One that runs too slowly comes nearer to its block in ever smaller steps.
+    soon_s = snapshot.now_s + LOOKS_SHARE * snapshot.restart_s
     instants += [
-        _comes_s(snapshot, block) for at, block in own if market.keeping[at] not in in_time(snapshot, plan, at)
+        max(_comes_s(snapshot, block), soon_s)
+        for at, block in own
+        if not _has_come(snapshot, block) and market.keeping[at] not in in_time(snapshot, plan, at)
     ]
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 
@@ -372,7 +386,7 @@ def deadline_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: i
     """Return how it stands with a contender's deadline; None where it has none, or is late (see ``late_reason``)."""
     if snapshot.jobs[market.contenders[at].job_id].spec.deadline_s is None:
         return None
-    due_s = _due_s(snapshot, market.contenders[at].job_id)
+    due_s = due_at_s(snapshot, market.contenders[at].job_id)
     if due_s is None:
         return reason(ReasonCode.DEADLINE_PASSED)
     left_s = due_s - snapshot.now_s
@@ -390,14 +404,14 @@ def late_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: int) 
     need = None if plan is None else plan.needs.get(at)
     if plan is None or need is None or at in plan.blocks:
         return None
-    end_s = _earliest_end_s(need, plan.room)
+    end_s = earliest_end_s(need, plan.room)
     left_s = need.due_s - snapshot.now_s
     if end_s is None:
         return reason(ReasonCode.DEADLINE_OPEN, left_s=left_s)
     return reason(ReasonCode.DEADLINE_LATE, left_s=left_s, late_s=max(end_s - need.due_s, 0.0))
 
 
-def _earliest_end_s(need: Need, room: Timetable) -> float | None:
+def earliest_end_s(need: Need, room: Timetable) -> float | None:
     """Return the first instant by which a job could be done beside all blocks."""
     ends = []
     for usage, ready, length_s in zip(need.usage, need.ready_s.tolist(), need.lengths_s.tolist(), strict=True):
@@ -405,43 +419,3 @@ def _earliest_end_s(need: Need, room: Timetable) -> float | None:
         if start_s is not None and ready < math.inf:
             ends.append(max(start_s, ready) + length_s)
     return min(ends, default=None)
-
-
-def admitted(
-    snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_], job_id: JobId
-) -> Admission | None:
-    """Return whether a waiting job's deadline can be promised, and the earliest end that could be.
-
-    Returns:
-        None where nothing can be said: the job does not compete, has no deadline, or nobody knows its length.
-    """
-    at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == job_id), None)
-    if at is None or _due_s(snapshot, job_id) is None:
-        return None
-    found = {need.at: need for need in _needs(snapshot, market, power, offered)}
-    need = found.pop(at, None)
-    if need is None:
-        return None
-    room, need = room_of(snapshot, market), replace(need, least_s=need.lengths_s)
-    before = [one for one in found.values() if one.is_promised]
-    together = _promised([*before, need], room)
-    if len(together.blocks) == len(before) + 1 and not together.tight:
-        return Admission(is_promised=True, earliest_end_s=need.due_s)
-    alone = _promised(before, room)
-
-    def is_promisable(due_s: float) -> bool:
-        together = _promised([*before, replace(need, due_s=due_s)], room)
-        return together.blocks.keys() >= {at, *alone.blocks} and together.tight - {at} <= alone.tight
-
-    if is_promisable(need.due_s):
-        return Admission(is_promised=True, earliest_end_s=need.due_s)
-    last_s = max([block.end_s for block in alone.blocks.values()], default=snapshot.now_s)
-    # After all other blocks there is room for the one that it would be given first: that end can be promised.
-    ends_s = [
-        _earliest_end_s(need, alone.room),
-        last_s + float(need.lengths_s.min()),
-        last_s + float(need.lengths_s[0]),
-    ]
-    later_s = sorted(end_s for end_s in ends_s if end_s is not None and end_s > need.due_s)
-    earliest_s = next((end_s for end_s in later_s if is_promisable(end_s)), None)
-    return Admission(is_promised=False, earliest_end_s=earliest_s)

@@ -19,12 +19,12 @@ from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
+from arena.policies.priced.admitting import View, admitted
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
-from arena.policies.priced.deadlines import admitted
 from arena.policies.priced.explaining import cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
@@ -97,11 +97,12 @@ class PricedPolicy:
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""
-        market = market_of(snapshot, self._tables, is_fine=True)
+        market = market_of(snapshot, self._tables)
         if not len(market.job):
             return with_cause(snapshot, market, None, job_id)
-        found = admitted(snapshot, market, _power(market), offered(snapshot, market).mask(market), job_id)
-        return with_cause(snapshot, market, found, job_id)
+        markets = (market, market_of(snapshot, self._tables, is_fine=True))
+        views = [View(market=one, power=_power(one), offered=offered(snapshot, one).mask(one)) for one in markets]
+        return with_cause(snapshot, market, admitted(snapshot, views, job_id), job_id)
 
     def _chosen(
         self, snapshot: Snapshot, market: Market, problem: Problem

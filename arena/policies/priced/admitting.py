@@ -1,0 +1,125 @@
+"""Whether a newcomer's deadline can be promised. Pure: no I/O, no clock.
+
+It must find a block in all of these: what there will be of the rows that decisions look at, of fine rows too (so many
+GPUs together on one node, whatever the number), and where there are guarantees, beside those of other tenants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.domain.job import JobId
+from arena.policies.base import Admission, Snapshot
+from arena.policies.priced.columns import Floats
+from arena.policies.priced.deadlines import Layout, Need, due_at_s, earliest_end_s, laid_out_first, needs_of, room_of
+from arena.policies.priced.market import Market
+from arena.policies.priced.promised_shares import take_others, tenant_of
+from arena.policies.priced.timetable import Block, Timetable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class View:
+    """A market as it is looked at.
+
+    Args:
+        power: What a GPU of each row does; shape (rows,).
+        offered: Columns that may be had at all.
+    """
+
+    market: Market
+    power: Floats
+    offered: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Place:
+    """What a newcomer must find a block in.
+
+    Args:
+        before: Who comes before it there.
+    """
+
+    need: Need
+    before: list[Need]
+    room: Timetable
+
+
+def admitted(snapshot: Snapshot, views: Sequence[View], job_id: JobId) -> Admission | None:
+    """Return whether a waiting job's deadline can be promised, and the earliest end that could be.
+
+    Returns:
+        None where nothing can be said: the job does not compete, has no deadline, or nobody knows its length.
+    """
+    due_s = due_at_s(snapshot, job_id) if job_id in snapshot.jobs else None
+    found = [places for view in views if (places := _places(snapshot, view, job_id)) is not None]
+    if due_s is None or len(found) < len(views):
+        return None
+    places = [place for one in found for place in one]
+    if all(_is_promisable(one, due_s, strict=True) for one in places) or _are_promisable(places, due_s):
+        return Admission(is_promised=True, earliest_end_s=due_s)
+    ends_s = {end_s for one in places for end_s in _ends_s(one, snapshot.now_s) if due_s < end_s < math.inf}
+    earliest_s = next((end_s for end_s in sorted(ends_s) if _are_promisable(places, end_s)), None)
+    return Admission(is_promised=False, earliest_end_s=earliest_s)
+
+
+def _places(snapshot: Snapshot, view: View, job_id: JobId) -> list[_Place] | None:
+    """Return what a newcomer must find blocks in, None where it does not compete or nobody knows its length."""
+    market = view.market
+    at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == job_id), None)
+    if at is None:
+        return None
+    found = {need.at: need for need in needs_of(snapshot, market, view.power, view.offered)}
+    need = found.pop(at, None)
+    if need is None:
+        return None
+    need = replace(need, least_s=need.lengths_s)
+    before, room = [one for one in found.values() if one.is_promised], room_of(snapshot, market)
+    places = [_Place(need=need, before=before, room=room)]
+    if snapshot.tenants:
+        places.append(_beside_shares(snapshot, market, places[0], job_id))
+    return places
+
+
+def _beside_shares(snapshot: Snapshot, market: Market, place: _Place, job_id: JobId) -> _Place:
+    """Return what its tenant can be promised beside the shares of others."""
+    competing = [*market.contenders, *market.outside]
+    tenant = {need.at: tenant_of(snapshot, competing[need.at].job_id) for need in place.before}
+    blocks: dict[str | None, list[Block]] = {}
+    for at, block in laid_out_first(place.before, place.room).blocks.items():
+        blocks.setdefault(tenant[at], []).append(block)
+    own, beside = tenant_of(snapshot, job_id), place.room.copy()
+    take_others(snapshot, market, beside, own, blocks)
+    return replace(place, before=[need for need in place.before if tenant[need.at] == own], room=beside)
+
+
+def _are_promisable(places: Sequence[_Place], due_s: float) -> bool:
+    return all(_is_promisable(one, due_s, strict=False) for one in places)
+
+
+def _is_promisable(place: _Place, due_s: float, *, strict: bool) -> bool:
+    """Tell whether a newcomer finds a block that ends in time, and takes none from those before it.
+
+    Args:
+        strict: Whether all must have slack, else those only that have it without the newcomer.
+    """
+    need, before = replace(place.need, due_s=due_s), place.before
+    together = laid_out_first([*before, need], place.room)
+    if strict:
+        return len(together.blocks) == len(before) + 1 and not together.tight
+    alone = laid_out_first(before, place.room)
+    return together.blocks.keys() >= {need.at, *alone.blocks} and together.tight - {need.at} <= alone.tight
+
+
+def _ends_s(place: _Place, now_s: float) -> Iterator[float]:
+    """Yield ends that could be promised: after all other blocks there is room for the one that it would be given."""
+    alone: Layout = laid_out_first(place.before, place.room)
+    last_s = max([block.end_s for block in alone.blocks.values()], default=now_s)
+    first_s = earliest_end_s(place.need, alone.room)
+    yield from () if first_s is None else (first_s,)
+    yield last_s + float(place.need.lengths_s.min())
+    yield last_s + float(place.need.lengths_s[0])
