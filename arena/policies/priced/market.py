@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ TABLES_REMEMBERED = 10_000
 SHAPES_REMEMBERED = 8
 MOVES_MAX = 4
 MOVES_S = 3_600.0
-"""No job is launched again more often than this in so long."""
+"""No job is launched again more often than this in so long, but for a share or for a block of time (``deadlines``)."""
 
 ROW_NAMES_MAX = 8
 HALVED_SIZE_MIN = 8
@@ -302,8 +302,14 @@ def is_due(job: JobRecord, now_s: float) -> bool:
 
 
 def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
-    """Yield what may be taken from running jobs."""
-    has_claims = bool(snapshot.tenants) or any(is_due(job, snapshot.now_s) for job in snapshot.jobs.values())
+    """Yield what may be taken from running jobs.
+
+    Where there are shares, or jobs that can have a block of time, those that were moved too often are among them: they
+    stay for all but these (``steadied``).
+    """
+    has_claims = bool(snapshot.tenants) or any(
+        _can_have_block(snapshot, job_id) for job_id in chain(snapshot.holding, snapshot.waiting)
+    )
     for job_id, holding in sorted(snapshot.holding.items()):
         job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
         if not holding.movable or not job.spec.preemptible or grid is None:
@@ -311,6 +317,14 @@ def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
         is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or has_claims  # they come before rest
         if _speed_of(grid, holding) is not None and is_quiet:
             yield job_id, holding
+
+
+def _can_have_block(snapshot: Snapshot, job_id: JobId) -> bool:
+    """Tell whether a job's deadline can take something from others: it has not passed, and the job could be moved."""
+    job = snapshot.jobs[job_id]
+    if job_id not in snapshot.grids or not is_due(job, snapshot.now_s):
+        return False
+    return job.spec.preemptible or job_id not in snapshot.holding
 
 
 def _recent_moves(job: JobRecord, now_s: float) -> int:

@@ -103,7 +103,6 @@ def shared(
         closed: GPU types on which jobs that may not be stopped start only within their tenant's share.
     """
     tenancy = _tenancy_of(snapshot, market, closed)
-    columns = replace(columns, value=steadied(market, columns.value))
     barred, dropped, rows, is_late, bound = set[int](), set[int](), list[Ceiling](), False, -math.inf
     claimed = amounts = prices = None
     for left in range(ROUNDS_MAX - 1, -1, -1):
@@ -144,7 +143,7 @@ def shared(
 
 
 def steadied(market: Market, value: Floats) -> Floats:
-    """Return values at which jobs that were moved too often stay, unless a share needs what they have."""
+    """Return values at which jobs that were moved too often stay, unless a share or a claim needs what they have."""
     often = np.array([one.holding is not None and one.recent_moves >= MOVES_MAX for one in market.contenders])
     if not often.any():
         return value

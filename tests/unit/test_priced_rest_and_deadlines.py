@@ -1,0 +1,64 @@
+"""A job that was moved too often is moved again for who must have its GPUs by a deadline, and for nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from arena.domain.job import JobId
+from arena.domain.tenants import Guarantee
+from arena.policies.base import Decision, Snapshot
+from arena.policies.priced.market import MOVES_MAX
+from arena.policies.priced.policy import PricedPolicy
+from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
+
+NOW_S, RESTART_S = 10_000.0, 10.0
+MOVED_S = tuple(NOW_S - 500.0 + 100.0 * at for at in range(MOVES_MAX))
+PAIR, ONE = grid_of(cell("cpu", [2], 1.0)), grid_of(cell("cpu", [1], 1.0))
+
+
+def decided(*, steps: int = 100, tenants: dict[str, Guarantee] | None = None, **due: float) -> Decision:
+    """A job that may not be moved has one GPU, one that was moved too often has two, a short one wants these two.
+
+    Args:
+        steps: Of the short job.
+        due: Deadlines, by job.
+    """
+    own: dict[str, dict[str, Any]] = {name: {"deadline_s": due_s} for name, due_s in due.items()}
+    jobs = {
+        "fixed": (train_spec("fixed", preemptible=False, stop={"steps": 500}, **own.get("fixed", {})), ONE),
+        "moved": (train_spec("moved", stop={"steps": 10**6}), PAIR),
+        "short": (train_spec("short", stop={"steps": steps}, **own.get("short", {})), PAIR),
+    }
+    running = {
+        "fixed": holding_of(ONE, allocation_on(("n1", (0,)))),
+        "moved": holding_of(PAIR, allocation_on(("n1", (1, 2)))),
+    }
+    nodes = [node_info("n1", gpus=3)]
+    seen = snapshot_of(nodes, jobs, running=running, now_s=NOW_S, restart_s=RESTART_S, tenants=tenants or {})
+    return PricedPolicy().decide(rested(seen))
+
+
+def rested(seen: Snapshot) -> Snapshot:
+    """All have come just now, but one has been moved before."""
+    records = {job_id: replace(job, submitted_at_s=NOW_S) for job_id, job in seen.jobs.items()}
+    moved = replace(records[JobId("moved")], submitted_at_s=0.0, epoch=MOVES_MAX + 1, launched_at_s=MOVED_S)
+    return replace(seen, jobs={**records, moved.job_id: moved})
+
+
+def test_a_deadline_that_can_take_nothing_from_anybody_lifts_no_limit() -> None:
+    assert decided().choices == {}
+    assert decided(fixed=2_000.0).choices == {}
+
+
+@pytest.mark.parametrize("tenants", [{}, {"red": Guarantee(gpu_count_by_type={"cpu": 1})}])
+def test_a_block_that_has_come_lifts_it(tenants: dict[str, Guarantee]) -> None:
+    soon = decided(short=100.0 + 3 * RESTART_S, tenants=tenants)
+    assert soon.choices[JobId("moved")] is None
+    assert soon.choices[JobId("short")] is not None
+
+
+def test_one_that_is_to_come_does_not() -> None:
+    assert decided(short=5_000.0).choices == {}
