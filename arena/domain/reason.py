@@ -142,8 +142,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "beyond their shares: {borrowers}"
     ),
     ReasonCode.BUDGET_SPENT: (
-        "its budget of {budget_usd:.6g} USD is used up: it was stopped at {spent_usd:.6g} USD, "
-        "so that saving what it had done could be paid for"
+        "it was stopped at {spent_usd:.6g} USD: what is left of its budget of {budget_usd:.6g} USD is for saving, "
+        "which may take its grace"
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
         "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"

@@ -234,7 +234,7 @@ def _query_of(request: pb.ListJobsRequest | pb.ExportJobsRequest) -> JobQuery:
 def _spent(job: JobRecord) -> IllegalTransitionError:
     return IllegalTransitionError(
         f"job {job.job_id} cannot be released",
-        why=f"its budget of {job.spec.budget_usd:.6g} USD is used up: it has cost {job.spent_usd:.6g} USD",
+        why=f"it has cost {job.spent_usd:.6g} USD, its budget of {job.spec.budget_usd:.6g} USD leaves no time to run",
         fix="submit it again with a budget for what is left; its checkpoints are where they were",
         details={"budget_usd": f"{job.spec.budget_usd:.6g}", "spent_usd": f"{job.spent_usd:.6g}"},
     )
