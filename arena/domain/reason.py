@@ -97,7 +97,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.TIED: (
         "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, and others save "
-        "{price:.3g} s with those GPUs: not so much less that one of them is stopped for it"
+        "{price:.3g} s with those GPUs: too close for room to be made for it"
     ),
     ReasonCode.DISPLACES: (
         "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"

@@ -225,7 +225,7 @@ def _score(steps: float, median: float, sigma: float) -> float:
         return -math.inf
     if sigma <= 0.0:
         return -math.inf if steps < median else math.inf
-    return math.log(steps / median) / sigma
+    return (math.log(steps) - math.log(median)) / sigma  # of their quotient nothing may be left
 
 
 def _tail(score: float) -> float:
