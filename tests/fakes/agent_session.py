@@ -38,8 +38,10 @@ class AgentSession:
         register = codec.register_to_proto(event, agent_now_s=0.0)
         if protocol is not None:
             register.hello.protocol_version = protocol
-        await self.send(pb.OpenSessionRequest(register=register))
-        self.listen()
+        try:
+            await self.send(pb.OpenSessionRequest(register=register))
+        finally:
+            self.listen()  # a stream that is refused at once ends before all is written
 
     def listen(self) -> None:
         """Read what the scheduler sends from now on."""

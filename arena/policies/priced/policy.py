@@ -108,8 +108,8 @@ class PricedPolicy:
         self, snapshot: Snapshot, market: Market, problem: Problem
     ) -> tuple[Market, Problem, tuple[Answer, Seats]]:
         """Choose and seat within the shares of tenants, whose rows the market then has, where there are any."""
-        if not snapshot.tenants:
-            return market, problem, self._settled(snapshot, market, problem)
+        if not _has_shares(snapshot, market):
+            return market, problem, self._settled(replace(snapshot, tenants={}), market, problem)
 
         def settle(within: Market, columns: Columns, prices: Floats | None) -> tuple[Answer, Seats]:
             known = problem.guess if prices is None else prices
@@ -172,6 +172,15 @@ def _without_cuts(market: Market, columns: Columns, seats: Seats, priced: Priced
 
 def _first(*instants_s: float | None) -> float | None:
     return min((at_s for at_s in instants_s if at_s is not None), default=None)
+
+
+def _has_shares(snapshot: Snapshot, market: Market) -> bool:
+    """Tell whether shares limit anybody: a tenant has work, or somebody waits who could not give back what is lent."""
+    return bool(snapshot.tenants) and any(
+        (spec := snapshot.jobs[one.job_id].spec).project in snapshot.tenants
+        or (one.holding is None and not spec.preemptible)
+        for one in market.contenders
+    )
 
 
 def _at(places: Collection[int], count: int) -> NDArray[np.bool_]:
