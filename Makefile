@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS := .ci/constraints.txt
 PROTOS := $(sort $(wildcard proto/arena/rpc/v1/*.proto))
 
-.PHONY: help install demo test test-fast lint types bench proto clean
+.PHONY: help install demo test test-fast explore lint types bench proto clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -28,6 +28,9 @@ test: $(BIN)/arena lint types ## Everything that must hold: lint, types, layers,
 
 test-fast: $(BIN)/arena ## Tests that need no training
 	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
+
+explore: $(BIN)/arena ## Properties on cases that nobody has drawn yet; what fails is kept and becomes an example
+	$(BIN)/pytest -q --hypothesis-profile=explore -m "not benchmark" tests/property tests/machine
 
 lint: $(BIN)/arena ## Style, layers, contract
 	$(BIN)/ruff check .

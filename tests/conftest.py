@@ -1,13 +1,19 @@
-"""What every test gets: an engine that was made in a test is examined at its end."""
+"""What every test gets: an engine that was made in a test is examined at its end; cases drawn are the same each time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from arena.engine.engine import Engine
 from arena.engine.invariants import violations
+
+# A change is judged by what it did, not by what was drawn this time; `make explore` draws anew and looks further.
+settings.register_profile("same", derandomize=True)
+settings.register_profile("explore", max_examples=400, deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)
