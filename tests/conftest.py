@@ -1,4 +1,4 @@
-"""What every test gets: an engine that was made in a test is examined at its end; cases drawn are the same each time."""
+"""What every test gets: an engine made in a test is examined at its end; drawn cases are the same each time."""
 
 from __future__ import annotations
 
