@@ -255,3 +255,22 @@ def shown(value: object) -> str:
         return str(value).lower()
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_mapping(text: str, source: str, *, rule: str, example: str) -> Tree:
+    """Parse a document that must be a mapping.
+
+    Args:
+        rule: What is said of one that is not.
+        example: What to do about anything that cannot be read.
+
+    Raises:
+        SpecError: It cannot be read, or is no mapping.
+    """
+    try:
+        tree = read_tree(text, source)
+    except SpecError as error:
+        raise SpecError(error.what, why=error.why, fix=example) from error
+    if not isinstance(tree.data, dict):
+        raise SpecError(f"{tree.place(())}: {rule}", why=f"got {shown(tree.data)}", fix=example)
+    return tree

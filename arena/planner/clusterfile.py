@@ -13,9 +13,8 @@ from pydantic import BaseModel, Field, ValidationError
 
 from arena.domain.cluster import ClusterShape, GpuType, NodePool
 from arena.domain.specbase import Model, Name
-from arena.domain.specfile import described, did_you_mean, shown, spec_error
-from arena.domain.yamltree import Path, Problem, Tree, read_tree
-from arena.errors import SpecError
+from arena.domain.specfile import described, did_you_mean, read_mapping, shown, spec_error
+from arena.domain.yamltree import Path, Problem, Tree
 from arena.planner.communication import Tier
 from arena.planner.hardware import catalog
 from arena.planner.heterogeneous.offer import ZoneLinks
@@ -140,7 +139,7 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
     Raises:
         SpecError: Everything that is wrong, each with its place, field and what would do.
     """
-    tree = _read(text, source)
+    tree = read_mapping(text, source, rule="a cluster is a mapping", example=_EXAMPLE)
     try:
         spec = ClusterSpec.model_validate(tree.data)
     except ValidationError as error:
@@ -151,16 +150,6 @@ def parse_cluster(text: str, *, source: str) -> Cluster:
         raise spec_error(source, problems)
     own = {name: _gpu_type(name, one, known) for name, one in spec.gpu_types.items()}
     return Cluster(shape=_shape(spec), gpu_types={**known, **own}, links=_links(spec))
-
-
-def _read(text: str, source: str) -> Tree:
-    try:
-        tree = read_tree(text, source)
-    except SpecError as error:
-        raise SpecError(error.what, why=error.why, fix=_EXAMPLE) from error
-    if not isinstance(tree.data, dict):
-        raise SpecError(f"{tree.place(())}: a cluster is a mapping", why=f"got {shown(tree.data)}", fix=_EXAMPLE)
-    return tree
 
 
 def _shape(spec: ClusterSpec) -> ClusterShape:

@@ -16,9 +16,9 @@ from pydantic import Field, ValidationError
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.specbase import Model, Name
-from arena.domain.specfile import described, did_you_mean, shown, spec_error
+from arena.domain.specfile import described, did_you_mean, read_mapping, shown, spec_error
 from arena.domain.tenants import ANY_TYPE, Guarantee, Guarantees, too_much
-from arena.domain.yamltree import Path, Problem, Tree, read_tree
+from arena.domain.yamltree import Path, Problem, Tree
 from arena.errors import SpecError
 
 GUARANTEED_MAX = 1_000_000
@@ -53,7 +53,7 @@ def parse_tenants(text: str, *, source: str, gpu_types: Collection[str]) -> Guar
     Raises:
         SpecError: Everything that is wrong, each with its place, field and what would do.
     """
-    tree = _read(text, source)
+    tree = read_mapping(text, source, rule="shares are a mapping", example=_EXAMPLE)
     try:
         spec = TenantsSpec.model_validate(tree.data)
     except ValidationError as error:
@@ -78,16 +78,6 @@ def check_guarantees(guarantees: Guarantees, shape: ClusterShape, *, source: str
             why="; ".join(found),
             fix="guarantee less, so that every project can have its share at the same time",
         )
-
-
-def _read(text: str, source: str) -> Tree:
-    try:
-        tree = read_tree(text, source)
-    except SpecError as error:
-        raise SpecError(error.what, why=error.why, fix=_EXAMPLE) from error
-    if not isinstance(tree.data, dict):
-        raise SpecError(f"{tree.place(())}: shares are a mapping", why=f"got {shown(tree.data)}", fix=_EXAMPLE)
-    return tree
 
 
 def _guarantee(share: ShareSpec) -> Guarantee:

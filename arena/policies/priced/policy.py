@@ -40,11 +40,8 @@ from arena.policies.priced.work_left import work_done
 SOON_RESTARTS = 10.0
 """Of a job that ends within so many restarts, those count that its changes would need."""
 
-CUT_ROUNDS = 4
-"""Times that a choice is made again without what found no devices."""
-
 CUT_ROUNDS_WITH_SHARES = 16
-"""The same where shares must be kept: to leave all as it runs, which is the way out, would not keep them."""
+"""Times that a choice is made again without what found no devices, where shares must be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +132,7 @@ class PricedPolicy:
                 effort=replace(self.effort, gap=self.effort.gap * problem.claims.finer),
             )
         columns, cuts, first = problem.columns, dict[int, Reason](), None
-        for _ in range(CUT_ROUNDS_WITH_SHARES if snapshot.tenants else CUT_ROUNDS):
+        for _ in range(CUT_ROUNDS_WITH_SHARES):
             answer = solve(
                 columns,
                 market.supply,
@@ -153,7 +150,7 @@ class PricedPolicy:
                 return _without_cuts(market, problem.columns, seats, first), replace(seats, cuts=cuts)
             columns = replace(columns, value=np.where(_at(cuts, len(columns.job)), -1.0, columns.value))
         chosen = answer.chosen
-        for _ in range(CUT_ROUNDS_WITH_SHARES if snapshot.tenants else 0):
+        for _ in range(CUT_ROUNDS_WITH_SHARES):
             chosen = _relented(market, columns, chosen, seats)
             seats = seated(snapshot, market, chosen, columns.value)
             if not seats.cuts:
