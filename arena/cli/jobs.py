@@ -135,7 +135,7 @@ def _terms(job: JobView) -> list[tuple[str, str]]:
         kept = job.ended_at_s is not None and job.ended_at_s <= job.deadline_at_s
         promise = "promised" if job.is_deadline_promised else "not promised"
         met = (", met" if kept else ", missed") if is_over else ""
-        terms.append(("deadline", f"{words.time_text(job.deadline_at_s)}, {promise}{met}"))
+        terms.append(("deadline", f"{words.time_text(job.deadline_at_s)}, {promise}{met}{_not_promised_text(job)}"))
     if job.spent_usd > 0.0 or job.budget_usd is not None:
         budget = ""
         if job.budget_usd is not None:
@@ -143,6 +143,14 @@ def _terms(job: JobView) -> list[tuple[str, str]]:
             budget = f" of a budget of {job.budget_usd:.6g}, {left_usd:.6g} left"
         terms.append(("cost", f"{job.spent_usd:.6g} USD{budget}"))
     return terms
+
+
+def _not_promised_text(job: JobView) -> str:
+    """Return why a deadline was not promised when the job came; nothing where nobody can say."""
+    said = [escaped(str(job.deadline_cause))] if job.deadline_cause is not None else []
+    if job.deadline_earliest_at_s is not None:
+        said.append(f"the earliest that could be promised was {words.time_text(job.deadline_earliest_at_s)}")
+    return f": {'; '.join(said)}" if said else ""
 
 
 def _devices_text(job: JobView) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
-from arena.cli.quoting import quoted
+from arena.cli.quoting import escaped, quoted
 from arena.cli.wait import wait_and_tell
 from arena.cli.words import time_text
 from arena.domain.job import JobSpec
@@ -68,24 +68,26 @@ def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int
 def _tell(app: App, answer: Submitted) -> None:
     if app.out.json_mode:
         deadline = {} if answer.deadline is None else {"deadline": answer.deadline}
-        app.out.document(job_id=answer.job_id or None, is_new=answer.is_new, **deadline)
+        app.out.document(job_id=answer.job_id or None, is_new=answer.is_new, warnings=answer.warnings, **deadline)
         return
     if not answer.job_id:
         app.out.line("it would be taken")
     else:
         app.out.line(quoted(answer.job_id) if answer.is_new else f"{quoted(answer.job_id)} (submitted before)")
+    for warning in answer.warnings:  # a script reads the id alone
+        click.echo(f"warning: {escaped(str(warning))}", err=True)
     if answer.deadline is not None:
-        click.echo(_deadline_text(answer.deadline), err=True)  # a script reads the id alone
+        click.echo(_deadline_text(answer.deadline), err=True)
 
 
 def _deadline_text(answer: DeadlineAnswer) -> str:
     due = time_text(answer.deadline_at_s)
     if answer.is_promised:
         return f"deadline {due}: promised"
-    if answer.earliest_end_at_s is None:
-        return f"warning: deadline {due} cannot be promised: nobody can tell by when it could end (see `arena why`)"
-    earliest = time_text(answer.earliest_end_at_s)
-    return f"warning: deadline {due} cannot be promised: the earliest that can be is {earliest}"
+    cause = "" if answer.cause is None else f": {escaped(str(answer.cause))}"
+    if answer.earliest_end_at_s is not None:
+        cause += f"; the earliest that can be promised is {time_text(answer.earliest_end_at_s)}"
+    return f"warning: deadline {due} cannot be promised{cause or ': nobody can tell by when it could end'}"
 
 
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:

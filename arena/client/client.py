@@ -31,11 +31,17 @@ _PAGE_SIZE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineAnswer:
-    """Whether a deadline is promised, and the earliest end that can be, None where nobody can tell."""
+    """Whether a deadline is promised.
+
+    Args:
+        earliest_end_at_s: The earliest end that can be promised, None where nobody can tell.
+        cause: What is in the way of the deadline, as far as the scheduler can say.
+    """
 
     is_promised: bool
     deadline_at_s: float
     earliest_end_at_s: float | None = None
+    cause: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +52,13 @@ class Submitted:
         job_id: Empty after a dry run.
         is_new: False when the request had been accepted before, and after a dry run.
         deadline: None where the job has no deadline.
+        warnings: What its user may not have meant.
     """
 
     job_id: JobId
     is_new: bool
     deadline: DeadlineAnswer | None = None
+    warnings: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +148,13 @@ class ArenaClient:
             is_promised=answer.is_promised,
             deadline_at_s=answer.deadline_at_s,
             earliest_end_at_s=answer.earliest_end_at_s if answer.HasField("earliest_end_at_s") else None,
+            cause=codec.reason_from_proto(answer.cause) if answer.HasField("cause") else None,
         )
         return Submitted(
             job_id=JobId(response.job_id),
             is_new=response.is_new,
             deadline=deadline if response.HasField("deadline") else None,
+            warnings=tuple(codec.reason_from_proto(item) for item in response.warnings),
         )
 
     def job(self, job_id: str, *, explain: bool = False) -> JobDetail:

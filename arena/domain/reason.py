@@ -49,6 +49,11 @@ class ReasonCode(StrEnum):
     DEADLINE_PASSED = "deadline_passed"
     DEADLINE_OPEN = "deadline_open"
     DEADLINE_UNKNOWN = "deadline_unknown"
+    DEADLINE_TOO_SOON = "deadline_too_soon"
+    DEADLINE_TAKEN = "deadline_taken"
+    DEADLINE_BEHIND_PROMISES = "deadline_behind_promises"
+    DEADLINE_BESIDE_SHARES = "deadline_beside_shares"
+    DEADLINE_NOT_WEIGHED = "deadline_not_weighed"
     RECLAIMED = "reclaimed"
     KEPT_FOR_SHARE = "kept_for_share"
     BEYOND_SHARE = "beyond_share"
@@ -57,6 +62,10 @@ class ReasonCode(StrEnum):
     RESERVED_OPEN = "reserved_open"
     BUDGET_SPENT = "budget_spent"
     BUDGET_TOO_SMALL = "budget_too_small"
+    BUDGET_NOT_ENOUGH = "budget_not_enough"
+    PROJECT_UNKNOWN = "project_unknown"
+    PROJECT_WITHOUT_SHARE = "project_without_share"
+    NEVER_BESIDE_SHARES = "never_beside_shares"
     REQUESTED = "requested"
     INTERNAL_ERROR = "internal_error"
 
@@ -125,6 +134,21 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DEADLINE_UNKNOWN: (
         "its deadline in {left_s:.0f} s is not promised: its length is not known (declare stop.steps or a time limit)"
     ),
+    ReasonCode.DEADLINE_TOO_SOON: (
+        "it takes {needed_s:.0f} s on {group}, the quickest it can be given (its start and a tenth to spare counted), "
+        "and is due in {left_s:.0f} s"
+    ),
+    ReasonCode.DEADLINE_TAKEN: (
+        "too few of the GPUs that it can use come free in time: {jobs} have them and may not be stopped before"
+    ),
+    ReasonCode.DEADLINE_BEHIND_PROMISES: (
+        "the {needed_s:.0f} s on {group} that it needs before then are promised to {jobs}, whose deadlines came first"
+    ),
+    ReasonCode.DEADLINE_BESIDE_SHARES: (
+        "what other projects are guaranteed ({projects}) leaves project {project} too little for the {needed_s:.0f} s "
+        "on {group} that it needs before then"
+    ),
+    ReasonCode.DEADLINE_NOT_WEIGHED: "policy {policy} promises no deadlines",
     ReasonCode.RECLAIMED: (
         "gives back {count:.0f} borrowed GPUs: project {project} has work for {claimed:.0f} {gpu_type} GPUs of the "
         "{guaranteed:.0f} it is guaranteed"
@@ -147,6 +171,16 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
         "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"
+    ),
+    ReasonCode.BUDGET_NOT_ENOUGH: (
+        "its budget of {budget_usd:.6g} USD is not enough: where it costs least, on {group}, "
+        "it needs {needed_usd:.6g} USD"
+    ),
+    ReasonCode.PROJECT_UNKNOWN: "no job of project {project} is here; is {near} meant?",
+    ReasonCode.PROJECT_WITHOUT_SHARE: "project {project} is guaranteed nothing, and no job of it is here; is it meant?",
+    ReasonCode.NEVER_BESIDE_SHARES: (
+        "it may not be stopped and needs {group} at least, but only {left:.0f} such GPUs are not guaranteed to others: "
+        "it will never start (with preemptible: true it may borrow)"
     ),
     ReasonCode.RESERVED_OPEN: (
         "nodes {nodes} are kept for it: it starts there on {group} when jobs have ended of which nobody knows how long "

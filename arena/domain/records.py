@@ -204,6 +204,7 @@ class JobRecord:
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
         is_deadline_promised: Whether its deadline could be promised when its first grid was there.
+        deadline_cause, deadline_earliest_at_s: Why not, and the earliest end that could have been.
         is_promise_broken: Whether it was told that the promise cannot be kept, or was not.
         spent_usd: Price of the GPU time of its attempts that have ended.
     """
@@ -238,6 +239,8 @@ class JobRecord:
     run_time_s: float = 0.0
     gpu_seconds: float = 0.0
     is_deadline_promised: bool = False
+    deadline_cause: Reason | None = None
+    deadline_earliest_at_s: float | None = None
     is_promise_broken: bool = False
     spent_usd: float = 0.0
     result: str = ""
@@ -325,6 +328,7 @@ class Drain:
     by: str
     at_s: float
     why: str
+    until_s: float | None = None
 
 
 @quickly_made

@@ -18,11 +18,12 @@ UNBORN = JobId("")
 
 
 def admit(draft: Draft, policy: Policy, job_id: JobId) -> None:
-    """Promise a waiting job its deadline, if the policy can; one that fails promises nothing."""
+    """Promise a waiting job its deadline, or note why not; a policy that fails promises nothing."""
     job, state = draft.state.jobs.get(job_id), draft.state
-    if job is None or job.spec.deadline_s is None or not isinstance(policy, Admitting):
+    if job is None or job.spec.deadline_s is None or not wants_devices(job, draft.now_s):
         return
-    if not wants_devices(job, draft.now_s):
+    if not isinstance(policy, Admitting):
+        draft.put_job(replace(job, deadline_cause=reason(ReasonCode.DEADLINE_NOT_WEIGHED, policy=policy.name)))
         return
     snapshot = snapshot_of(state, draft.config, draft.now_s, state.decision_index)
     try:
@@ -34,8 +35,12 @@ def admit(draft: Draft, policy: Policy, job_id: JobId) -> None:
         # What is not promised is served all the same, and the grid must not be lost with the step.
         draft.record(EntryKind.DECISION, told, job_id=job_id, error=f"{type(error).__name__}: {error}")
         return
-    if answer is not None and answer.is_promised:
+    if answer is None:
+        return
+    if answer.is_promised:
         draft.put_job(replace(job, is_deadline_promised=True))
+    else:
+        draft.put_job(replace(job, deadline_cause=answer.reason, deadline_earliest_at_s=answer.earliest_end_s))
 
 
 def admission_of_new(
@@ -44,12 +49,14 @@ def admission_of_new(
     """Return whether the deadline of a job that is not submitted yet could be promised at this instant.
 
     Returns:
-        None where the policy promises nothing, or nothing can be said of this job. A policy that fails gives a
-        promise to nobody.
+        None where nothing can be said of this job. A policy that fails gives a promise to nobody.
     """
     spec, grid = asked
-    if spec.deadline_s is None or not isinstance(policy, Admitting):
+    if spec.deadline_s is None:
         return None
+    if not isinstance(policy, Admitting):
+        cause = reason(ReasonCode.DEADLINE_NOT_WEIGHED, policy=policy.name)
+        return Admission(is_promised=False, earliest_end_s=None, reason=cause)
     job = JobRecord(job_id=UNBORN, spec=spec, user=spec.user or "", request_id="", submitted_at_s=now_s)
     snapshot = snapshot_of(state, config, now_s, state.decision_index)
     with_it = replace(

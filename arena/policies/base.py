@@ -127,7 +127,7 @@ class Admission:
         is_promised: It can, with all that was promised before kept.
         earliest_end_s: The earliest instant that can be promised, the deadline itself where it can be; None where
             nothing can.
-        reason: Why nothing can be promised, where nothing can.
+        reason: Why it cannot be: what is in the way.
     """
 
     is_promised: bool

@@ -81,6 +81,8 @@ class JobView:
     is_deadline_promised: bool = False
     budget_usd: float | None = None
     spent_usd: float = 0.0
+    deadline_cause: Reason | None = None
+    deadline_earliest_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +254,7 @@ def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool,
         with_spec: Whether to include the specification for such a reader; lists leave it out.
     """
     live = attempt if attempt is not None and attempt.is_live else None
-    spec = record.spec
+    spec, cause = record.spec, record.deadline_cause
     return JobView(
         job_id=record.job_id,
         name=spec.name,
@@ -290,6 +292,8 @@ def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool,
         is_deadline_promised=record.is_deadline_promised,
         budget_usd=spec.budget_usd,
         spent_usd=record.spent_usd,
+        deadline_cause=cause if private or cause is None else public_reason(cause),
+        deadline_earliest_at_s=record.deadline_earliest_at_s,
     )
 
 

@@ -61,8 +61,8 @@ class ClusterView:
         self._policy = policy
         self._explain = explain
         self._warnings = warnings
-        self._tenants: Guarantees = tenants or {}
-        self._usd_per_hour: Mapping[str, float] = usd_per_hour or {}
+        self.tenants: Guarantees = tenants or {}
+        self.usd_per_hour: Mapping[str, float] = usd_per_hour or {}
         self._started_at_s = now_s()
         self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
 
@@ -93,7 +93,7 @@ class ClusterView:
         job = self.job(record)
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
         view = job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
-        return replace(view, spent_usd=spent_usd(job, attempt, self._usd_per_hour, self._now_s()))
+        return replace(view, spent_usd=spent_usd(job, attempt, self.usd_per_hour, self._now_s()))
 
     def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
         """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""
@@ -136,8 +136,8 @@ class ClusterView:
             decision_index=state.decision_index,
             decided_at_s=state.decided_at_s,
             decision_time_s=self._driver.decision_time_s,
-            warnings=(*self._warnings, *_skew_warnings(state), *warnings_of(self._tenants, state)),
-            tenants=tenant_shares(self._tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
+            warnings=(*self._warnings, *_skew_warnings(state), *warnings_of(self.tenants, state)),
+            tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
         )
 
     def _first_jobs(self, jobs: list[JobRecord], caller: Caller, count_max: int) -> tuple[JobView, ...]:

@@ -21,6 +21,7 @@ from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, 
 from arena.policies.base import Admission
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
+from arena_scheduler.doubts import Known, doubts
 from arena_scheduler.grids import GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import LiveStore
@@ -39,11 +40,13 @@ class DeadlineAnswer:
 
     Args:
         earliest_end_at_s: The earliest end that can be promised, None where nobody can tell.
+        cause: Why it is not promised, as far as that can be said.
     """
 
     is_promised: bool
     deadline_at_s: float
     earliest_end_at_s: float | None = None
+    cause: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +56,13 @@ class Submitted:
     Args:
         job_id: None after a dry run.
         deadline: None where the job has no deadline, or was submitted before.
+        warnings: What its user may not have meant.
     """
 
     job_id: JobId | None
     is_new: bool
     deadline: DeadlineAnswer | None = None
+    warnings: tuple[Reason, ...] = ()
 
 
 def _refuse_for_good(spec: JobSpec) -> None:
@@ -112,7 +117,15 @@ class Submission:
         _user_of(spec, caller)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
-        return Submitted(job_id=None, is_new=False, deadline=await self._deadline_answer(spec))
+        warnings = await self._doubts(spec)
+        return Submitted(job_id=None, is_new=False, deadline=await self._deadline_answer(spec), warnings=warnings)
+
+    async def _doubts(self, spec: JobSpec) -> tuple[Reason, ...]:
+        """Return what the user of a job may not have meant."""
+        shape, view = self._present_shape(), self._view
+        planned = (await self._grids.get(spec, shape)).grid if shape.pools else None
+        known = Known(state=view.state, shape=shape, tenants=view.tenants, usd_per_hour=view.usd_per_hour)
+        return tuple(doubts(spec, known, planned))
 
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Take a job and return once it is on disk; the same request again gives the same job.
@@ -178,8 +191,11 @@ class Submission:
                 fix="submit it again, under a new request_id",
                 details={"job_id": job_id},
             )
-        earliest_s = None if answer.is_promised else answer.earliest_end_at_s
-        return DeadlineAnswer(is_promised=False, deadline_at_s=due_s, earliest_end_at_s=earliest_s)
+        if answer.is_promised or job.deadline_cause is not None:  # the engine has answered in its own time
+            told = (job.deadline_earliest_at_s, job.deadline_cause)
+        else:
+            told = (answer.earliest_end_at_s, answer.cause)
+        return DeadlineAnswer(is_promised=False, deadline_at_s=due_s, earliest_end_at_s=told[0], cause=told[1])
 
     async def _deadline_answer(self, spec: JobSpec) -> DeadlineAnswer | None:
         """Return whether a deadline can be promised.
@@ -191,17 +207,19 @@ class Submission:
         if spec.deadline_s is None:
             return None
         found, now_s = None, self._view.now_s
+        cause: Reason | None = reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes))
         if shape.pools:
             grid = (await self._grids.get(spec, shape)).grid
             found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
+            cause = None if found is None else found.reason
         answer = DeadlineAnswer(
             is_promised=found is not None and found.is_promised,
             deadline_at_s=now_s + spec.deadline_s,
             earliest_end_at_s=None if found is None else found.earliest_end_s,
+            cause=cause,
         )
         if spec.is_deadline_strict and not answer.is_promised:
-            why = reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes)) if not shape.pools else None
-            raise _too_late(spec, answer, now_s, why or (None if found is None else found.reason))
+            raise _too_late(spec, answer, now_s)
         return answer
 
     async def _until_planned(self, job_id: JobId) -> None:
@@ -217,6 +235,7 @@ class Submission:
             return _repeated(*recent, user)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
+        warnings = await self._doubts(spec)
         job_id = JobId(f"{self._store.identity}-{next(self._numbers)}")
         event = JobSubmitted(
             job_id=job_id,
@@ -234,7 +253,7 @@ class Submission:
                 raise
             return _repeated(known.job_id, known.user, user)
         self._remember(request_id, job_id, user)
-        return Submitted(job_id=job_id, is_new=True)
+        return Submitted(job_id=job_id, is_new=True, warnings=warnings)
 
     def _remember(self, request_id: str, job_id: JobId, user: str) -> None:
         self._recent[request_id] = (job_id, user)
@@ -267,21 +286,23 @@ class Submission:
         )
 
 
-def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float, cause: Reason | None) -> RefusedError:
+def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float) -> RefusedError:
     assert spec.deadline_s is not None
     earliest_s = None if answer.earliest_end_at_s is None else answer.earliest_end_at_s - now_s
+    told = [] if answer.cause is None else [str(answer.cause)]
+    details = {} if answer.cause is None else {"cause": answer.cause.code.value}
     if earliest_s is None:
-        why = "the policy promises nothing" if cause is None else str(cause)
-        is_unknown = cause is not None and cause.code is ReasonCode.DEADLINE_UNKNOWN
+        is_unknown = answer.cause is not None and answer.cause.code is ReasonCode.DEADLINE_UNKNOWN
         fix = "declare stop.steps or stop.time_limit_s" if is_unknown else "leave out is_deadline_strict"
     else:
-        why = f"the earliest end that can be promised is in {earliest_s:.0f} s"
+        told.append(f"the earliest end that can be promised is in {earliest_s:.0f} s")
         fix = f"set deadline_s to {earliest_s + 1:.0f} or more, or leave out is_deadline_strict"
+        details["earliest_end_s"] = f"{earliest_s:.3f}"
     return RefusedError(
         f"the deadline of job {spec.name!r} in {spec.deadline_s:.0f} s cannot be promised",
-        why=why,
+        why="; ".join(told) or "nobody can tell by when it could end",
         fix=fix,
-        details={} if earliest_s is None else {"earliest_end_s": f"{earliest_s:.3f}"},
+        details=details,
     )
 
 

@@ -42,6 +42,8 @@ class FakeScheduler:
     Args:
         decisions: The latest first.
         explanation: What the policy says of any job, if it is asked.
+        deadline: What is answered to a submission with a deadline.
+        warnings: What is doubtful about every submission.
         failures: Errors to raise, by method name, the next one first; a string raises a bare UNAVAILABLE status.
         requests: Every request with its method's name and metadata, in order.
         credentials: Makes it speak TLS.
@@ -55,6 +57,8 @@ class FakeScheduler:
     status: StatusView | None = None
     decisions: list[DecisionView] = field(default_factory=list)
     explanation: list[Reason] = field(default_factory=list)
+    deadline: job_pb.DeadlineAnswer | None = None
+    warnings: list[Reason] = field(default_factory=list)
     failures: dict[str, list[ArenaError | str]] = field(default_factory=dict)
     requests: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -159,7 +163,9 @@ class _Service:
         self._fake.add_job(
             JobRecord(job_id=job_id, spec=spec, user="ann", request_id=request.request_id, submitted_at_s=1000.0)
         )
-        return job_pb.SubmitJobResponse(job_id=job_id, is_new=True)
+        deadline = self._fake.deadline if spec.deadline_s is not None else None
+        warnings = [codec.reason_to_proto(item) for item in self._fake.warnings]
+        return job_pb.SubmitJobResponse(job_id=job_id, is_new=True, deadline=deadline, warnings=warnings)
 
     def _GetJob(self, request: Any) -> Any:
         job = self._job(request.job_id)

@@ -119,3 +119,30 @@ async def test_a_strict_refusal_says_what_is_in_the_way(
             await agent.next_of("verdict")
         with pytest.raises(RefusedError, match=why):
             await cluster.client().submit(train_spec("late", **fields))
+
+
+async def test_a_deadline_that_is_taken_without_a_promise_says_why_in_its_answer_and_its_job(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=1))
+        await agent.next_of("verdict")
+        found = await promising(cluster).submit(
+            train_spec("late", stop={"steps": 100}, deadline_s=1_000.0), ANN, "first", allow_infeasible=False
+        )
+        assert found.deadline is not None
+        assert str(found.deadline.cause) == "policy fcfs promises no deadlines"
+        job = await cluster.client(user="ann").job(found.job_id)
+        assert (job.deadline_cause.code, job.is_deadline_promised) == ("deadline_not_weighed", False)
+
+
+async def test_doubts_come_with_the_answer_and_with_that_of_a_dry_run(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=1))
+        await agent.next_of("verdict")
+        submission = promising(cluster)
+        spec = train_spec("x", stop={"steps": 100_000_000}, budget_usd=0.001, project="defualt")
+        tried = await submission.try_out(spec, ANN, allow_infeasible=False)
+        taken = await submission.submit(spec, ANN, "first", allow_infeasible=False)
+        for found in (tried, taken):
+            assert [one.code for one in found.warnings] == ["project_unknown", "budget_not_enough"]
+        again = await submission.submit(spec, ANN, "second", allow_infeasible=False)
+        assert [one.code for one in again.warnings] == ["budget_not_enough"]  # now there is a job of that project

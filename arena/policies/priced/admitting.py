@@ -14,12 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arena.domain.job import JobId
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Admission, Snapshot
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.deadlines import Layout, Need, due_at_s, earliest_end_s, laid_out_first, needs_of, room_of
 from arena.policies.priced.market import Market
 from arena.policies.priced.promised_shares import take_others, tenant_of
 from arena.policies.priced.timetable import Block, Timetable
+
+NAMED_MAX = 5
+"""Jobs or projects that are named as being in the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,11 +46,13 @@ class _Place:
 
     Args:
         before: Who comes before it there.
+        is_beside_shares: Whether what other tenants are guaranteed is left out of the room.
     """
 
     need: Need
     before: list[Need]
     room: Timetable
+    is_beside_shares: bool = False
 
 
 def admitted(snapshot: Snapshot, views: Sequence[View], job_id: JobId) -> Admission | None:
@@ -64,7 +70,44 @@ def admitted(snapshot: Snapshot, views: Sequence[View], job_id: JobId) -> Admiss
         return Admission(is_promised=True, earliest_end_s=due_s)
     ends_s = {end_s for one in places for end_s in _ends_s(one, snapshot.now_s) if due_s < end_s < math.inf}
     earliest_s = next((end_s for end_s in sorted(ends_s) if _are_promisable(places, end_s)), None)
-    return Admission(is_promised=False, earliest_end_s=earliest_s)
+    cause = _in_the_way(snapshot, views[0].market, places, due_s)
+    return Admission(is_promised=False, earliest_end_s=earliest_s, reason=cause)
+
+
+def _in_the_way(snapshot: Snapshot, market: Market, places: Sequence[_Place], due_s: float) -> Reason:
+    """Return why a deadline cannot be promised.
+
+    Args:
+        market: The first view's, whose columns the need of the first place has.
+    """
+    need, left_s = places[0].need, due_s - snapshot.now_s
+    quickest = int(np.argmin(need.lengths_s))
+    needed_s, group = float(need.lengths_s[quickest]), str(market.group(int(need.columns[quickest])))
+    if needed_s > left_s:
+        return reason(ReasonCode.DEADLINE_TOO_SOON, needed_s=needed_s, group=group, left_s=left_s)
+    own = [one for one in places if not one.is_beside_shares]
+    if not _are_promisable([replace(one, before=[]) for one in own], due_s):
+        return reason(ReasonCode.DEADLINE_TAKEN, left_s=left_s, jobs=_named(_fixed(snapshot, market)))
+    facts: dict[str, float | str] = {"needed_s": needed_s, "group": group, "left_s": left_s}
+    if not _are_promisable(own, due_s):
+        competing = [*market.contenders, *market.outside]
+        promised = sorted(places[0].before, key=lambda one: (one.due_s, one.at))
+        jobs = _named([competing[one.at].job_id for one in promised])
+        return reason(ReasonCode.DEADLINE_BEHIND_PROMISES, jobs=jobs, **facts)
+    project = snapshot.jobs[market.contenders[need.at].job_id].spec.project
+    others = _named([name for name in sorted(snapshot.tenants) if name != project])
+    return reason(ReasonCode.DEADLINE_BESIDE_SHARES, project=project, projects=others, **facts)
+
+
+def _fixed(snapshot: Snapshot, market: Market) -> list[str]:
+    """Return the jobs that have what this decision may not take."""
+    competing = {contender.job_id for contender in market.contenders}
+    return sorted(job_id for job_id in snapshot.holding if job_id not in competing)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return (", ".join(names[:NAMED_MAX]) or "others") + more
 
 
 def _places(snapshot: Snapshot, view: View, job_id: JobId) -> list[_Place] | None:
@@ -94,7 +137,8 @@ def _beside_shares(snapshot: Snapshot, market: Market, place: _Place, job_id: Jo
         blocks.setdefault(tenant[at], []).append(block)
     own, beside = tenant_of(snapshot, job_id), place.room.copy()
     take_others(snapshot, market, beside, own, blocks)
-    return replace(place, before=[need for need in place.before if tenant[need.at] == own], room=beside)
+    same = [need for need in place.before if tenant[need.at] == own]
+    return replace(place, before=same, room=beside, is_beside_shares=True)
 
 
 def _are_promisable(places: Sequence[_Place], due_s: float) -> bool:

@@ -142,6 +142,8 @@ def job_view_to_proto(view: JobView) -> pb.Job:
         is_deadline_promised=view.is_deadline_promised,
         budget_usd=view.budget_usd,
         spent_usd=view.spent_usd,
+        deadline_cause=reason_to_proto(view.deadline_cause) if view.deadline_cause else None,
+        deadline_earliest_at_s=view.deadline_earliest_at_s,
     )
 
 
@@ -185,6 +187,8 @@ def job_from_proto(message: pb.Job) -> JobView:
         is_deadline_promised=message.is_deadline_promised,
         budget_usd=optional(message, "budget_usd"),
         spent_usd=message.spent_usd,
+        deadline_cause=sub(message.deadline_cause, message.HasField("deadline_cause"), reason_from_proto),
+        deadline_earliest_at_s=optional(message, "deadline_earliest_at_s"),
     )
 
 

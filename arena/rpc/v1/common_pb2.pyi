@@ -1738,6 +1738,8 @@ class Job(_message.Message):
     IS_DEADLINE_PROMISED_FIELD_NUMBER: _builtins.int
     BUDGET_USD_FIELD_NUMBER: _builtins.int
     SPENT_USD_FIELD_NUMBER: _builtins.int
+    DEADLINE_CAUSE_FIELD_NUMBER: _builtins.int
+    DEADLINE_EARLIEST_AT_S_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     user: _builtins.str
@@ -1769,6 +1771,7 @@ class Job(_message.Message):
     budget_usd: _builtins.float
     spent_usd: _builtins.float
     """What its attempts have cost, up to now."""
+    deadline_earliest_at_s: _builtins.float
     @_builtins.property
     def group(self) -> Global___GpuGroup: ...
     @_builtins.property
@@ -1783,6 +1786,10 @@ class Job(_message.Message):
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def spec(self) -> Global___JobSpec: ...
+    @_builtins.property
+    def deadline_cause(self) -> Global___Reason:
+        """Why its deadline was not promised when it came, and the earliest end that could have been."""
+
     def __init__(
         self,
         *,
@@ -1822,10 +1829,12 @@ class Job(_message.Message):
         is_deadline_promised: _builtins.bool = ...,
         budget_usd: _builtins.float | None = ...,
         spent_usd: _builtins.float = ...,
+        deadline_cause: Global___Reason | None = ...,
+        deadline_earliest_at_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "deadline_at_s", b"deadline_at_s", "ended_at_s", b"ended_at_s", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "group", b"group", "plan", b"plan", "progress", b"progress", "spec", b"spec", "step_limit", b"step_limit", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_deadline_earliest_at_s", b"_deadline_earliest_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "deadline_at_s", b"deadline_at_s", "deadline_cause", b"deadline_cause", "deadline_earliest_at_s", b"deadline_earliest_at_s", "ended_at_s", b"ended_at_s", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "group", b"group", "plan", b"plan", "progress", b"progress", "spec", b"spec", "step_limit", b"step_limit", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "changed_at_s", b"changed_at_s", "deadline_at_s", b"deadline_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "is_deadline_promised", b"is_deadline_promised", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "spent_usd", b"spent_usd", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_deadline_earliest_at_s", b"_deadline_earliest_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "changed_at_s", b"changed_at_s", "deadline_at_s", b"deadline_at_s", "deadline_cause", b"deadline_cause", "deadline_earliest_at_s", b"deadline_earliest_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "is_deadline_promised", b"is_deadline_promised", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "spent_usd", b"spent_usd", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt_id: _TypeAlias = _typing.Literal["attempt_id"]  # noqa: Y015
     _WhichOneofArgType__attempt_id: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id"]  # noqa: Y015
@@ -1833,6 +1842,8 @@ class Job(_message.Message):
     _WhichOneofArgType__budget_usd: _TypeAlias = _typing.Literal["_budget_usd", b"_budget_usd"]  # noqa: Y015
     _WhichOneofReturnType__deadline_at_s: _TypeAlias = _typing.Literal["deadline_at_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_at_s: _TypeAlias = _typing.Literal["_deadline_at_s", b"_deadline_at_s"]  # noqa: Y015
+    _WhichOneofReturnType__deadline_earliest_at_s: _TypeAlias = _typing.Literal["deadline_earliest_at_s"]  # noqa: Y015
+    _WhichOneofArgType__deadline_earliest_at_s: _TypeAlias = _typing.Literal["_deadline_earliest_at_s", b"_deadline_earliest_at_s"]  # noqa: Y015
     _WhichOneofReturnType__ended_at_s: _TypeAlias = _typing.Literal["ended_at_s"]  # noqa: Y015
     _WhichOneofArgType__ended_at_s: _TypeAlias = _typing.Literal["_ended_at_s", b"_ended_at_s"]  # noqa: Y015
     _WhichOneofReturnType__evaluated_at_s: _TypeAlias = _typing.Literal["evaluated_at_s"]  # noqa: Y015
@@ -1849,6 +1860,8 @@ class Job(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__budget_usd) -> _WhichOneofReturnType__budget_usd | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_at_s) -> _WhichOneofReturnType__deadline_at_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__deadline_earliest_at_s) -> _WhichOneofReturnType__deadline_earliest_at_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ended_at_s) -> _WhichOneofReturnType__ended_at_s | None: ...
     @_typing.overload

@@ -61,6 +61,7 @@ class SubmitJobResponse(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     IS_NEW_FIELD_NUMBER: _builtins.int
     DEADLINE_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Empty after a dry run."""
     is_new: _builtins.bool
@@ -69,16 +70,21 @@ class SubmitJobResponse(_message.Message):
     def deadline(self) -> Global___DeadlineAnswer:
         """Absent where the job has no deadline."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Reason]:
+        """What its user may not have meant; the job is taken all the same."""
+
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         is_new: _builtins.bool = ...,
         deadline: Global___DeadlineAnswer | None = ...,
+        warnings: _abc.Iterable[_common_pb2.Reason] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "is_new", b"is_new", "job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "is_new", b"is_new", "job_id", b"job_id", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,20 +99,26 @@ class DeadlineAnswer(_message.Message):
     IS_PROMISED_FIELD_NUMBER: _builtins.int
     DEADLINE_AT_S_FIELD_NUMBER: _builtins.int
     EARLIEST_END_AT_S_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     is_promised: _builtins.bool
     deadline_at_s: _builtins.float
     earliest_end_at_s: _builtins.float
     """The earliest end that can be promised; absent where nobody can tell, as of a job of unknown length."""
+    @_builtins.property
+    def cause(self) -> _common_pb2.Reason:
+        """Why it is not promised: what is in the way."""
+
     def __init__(
         self,
         *,
         is_promised: _builtins.bool = ...,
         deadline_at_s: _builtins.float = ...,
         earliest_end_at_s: _builtins.float | None = ...,
+        cause: _common_pb2.Reason | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "earliest_end_at_s", b"earliest_end_at_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "cause", b"cause", "earliest_end_at_s", b"earliest_end_at_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "deadline_at_s", b"deadline_at_s", "earliest_end_at_s", b"earliest_end_at_s", "is_promised", b"is_promised"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s", "cause", b"cause", "deadline_at_s", b"deadline_at_s", "earliest_end_at_s", b"earliest_end_at_s", "is_promised", b"is_promised"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__earliest_end_at_s: _TypeAlias = _typing.Literal["earliest_end_at_s"]  # noqa: Y015
     _WhichOneofArgType__earliest_end_at_s: _TypeAlias = _typing.Literal["_earliest_end_at_s", b"_earliest_end_at_s"]  # noqa: Y015

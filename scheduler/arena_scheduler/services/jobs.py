@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import asdict
 from typing import Literal
 
 from arena.domain.events import JobWishChanged
@@ -26,7 +25,7 @@ from arena_scheduler.services.calls import streaming, unary
 from arena_scheduler.services.exports import JobExports
 from arena_scheduler.services.paging import cursor_of, token_of
 from arena_scheduler.services.streams import EventStreams, LogStreams
-from arena_scheduler.submission import Submission
+from arena_scheduler.submission import DeadlineAnswer, Submission
 
 SPEC_BYTES_MAX = 1_000_000
 # A client that is older than these cannot read an entry of such a kind.
@@ -81,7 +80,8 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         return pb.SubmitJobResponse(
             job_id=submitted.job_id or "",
             is_new=submitted.is_new,
-            deadline=None if submitted.deadline is None else pb.DeadlineAnswer(**asdict(submitted.deadline)),
+            deadline=None if submitted.deadline is None else _deadline_to_proto(submitted.deadline),
+            warnings=[codec.reason_to_proto(item) for item in submitted.warnings],
         )
 
     async def _job(self, name: str) -> JobRecord:
@@ -228,6 +228,15 @@ def _query_of(request: pb.ListJobsRequest | pb.ExportJobsRequest) -> JobQuery:
         states=frozenset(enums.JOB_STATE.from_proto(state, "states") for state in request.states),
         user=request.user if request.HasField("user") else None,
         project=request.project if request.HasField("project") else None,
+    )
+
+
+def _deadline_to_proto(answer: DeadlineAnswer) -> pb.DeadlineAnswer:
+    return pb.DeadlineAnswer(
+        is_promised=answer.is_promised,
+        deadline_at_s=answer.deadline_at_s,
+        earliest_end_at_s=answer.earliest_end_at_s,
+        cause=None if answer.cause is None else codec.reason_to_proto(answer.cause),
     )
 
 

@@ -1,0 +1,110 @@
+"""What the user of a new job may not have meant: it is taken all the same, with a warning. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from arena.domain.allocation import GpuGroup
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Cell, Grid
+from arena.domain.job import JobSpec
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.tenants import Guarantee, Guarantees
+from arena.engine.spending import usd_per_s
+from arena.engine.state import ClusterState
+
+DEFAULT_PROJECT: str = JobSpec.model_fields["project"].default
+_NOTHING = Guarantee(gpu_count_by_type={})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a job is weighed by.
+
+    Args:
+        state: Jobs that are not over, and what a restart takes.
+        shape: The nodes of this moment.
+        tenants: Guaranteed GPUs by project.
+        usd_per_hour: Price of a GPU hour of each type.
+    """
+
+    state: ClusterState
+    shape: ClusterShape
+    tenants: Guarantees
+    usd_per_hour: Mapping[str, float]
+
+
+def doubts(spec: JobSpec, known: Known, planned: Grid | None) -> Iterator[Reason]:
+    """Yield what is doubtful about a job that is about to be submitted.
+
+    Args:
+        planned: Its grid, None where that is not known.
+    """
+    yield from _of_project(spec, known.state, known.tenants)
+    cells = () if planned is None else (*planned.cells, *planned.mixed)
+    if cells:
+        yield from _of_budget(spec, cells, known.usd_per_hour, known.state.restart_s)
+        yield from _of_shares(spec, cells, known.tenants, known.shape)
+
+
+def _of_project(spec: JobSpec, state: ClusterState, tenants: Guarantees) -> Iterator[Reason]:
+    """Yield that nobody knows a project: most likely another was meant where one has nearly the same name."""
+    project = spec.project
+    if project == DEFAULT_PROJECT or project in tenants:
+        return
+    here = {job.spec.project for job in state.jobs.values()}
+    if project in here:
+        return
+    near = difflib.get_close_matches(project, sorted({*here, *tenants, DEFAULT_PROJECT}), n=1)
+    if near:
+        yield reason(ReasonCode.PROJECT_UNKNOWN, project=project, near=near[0])
+    elif tenants:
+        yield reason(ReasonCode.PROJECT_WITHOUT_SHARE, project=project)
+
+
+def _of_budget(
+    spec: JobSpec, cells: tuple[Cell, ...], usd_per_hour: Mapping[str, float], restart_s: float
+) -> Iterator[Reason]:
+    """Yield that a budget is less than the job costs where it costs least."""
+    limit_s = spec.stop.time_limit_s
+    if spec.budget_usd is None or (spec.step_limit is None and limit_s is None):
+        return
+
+    def cost_usd(cell: Cell) -> float:
+        ends_s = [] if limit_s is None else [limit_s]
+        ends_s += [] if spec.step_limit is None else [spec.step_limit * cell.best.estimate.iter_time_s]
+        return (restart_s + min(ends_s)) * usd_per_s(cell.group, usd_per_hour)
+
+    cheapest = min(cells, key=cost_usd)
+    needed_usd = cost_usd(cheapest)
+    if needed_usd > spec.budget_usd:
+        told = {"budget_usd": spec.budget_usd, "needed_usd": needed_usd}
+        yield reason(ReasonCode.BUDGET_NOT_ENOUGH, group=str(cheapest.group), **told)
+
+
+def _of_shares(spec: JobSpec, cells: tuple[Cell, ...], tenants: Guarantees, shape: ClusterShape) -> Iterator[Reason]:
+    """Yield that what is not guaranteed to others is never enough for a job that may not be stopped."""
+    if spec.preemptible or not tenants:
+        return
+    lefts = [_left(cell.group, spec.project, tenants, shape) for cell in cells]
+    if all(left < count for left, count in lefts):
+        smallest = min(range(len(cells)), key=lambda at: cells[at].group.gpu_count)
+        left, _ = lefts[smallest]
+        yield reason(ReasonCode.NEVER_BESIDE_SHARES, group=str(cells[smallest].group), left=float(left))
+
+
+def _left(group: GpuGroup, project: str, tenants: Guarantees, shape: ClusterShape) -> tuple[int, int]:
+    """Return what is scarcest of a group: (GPUs that are not guaranteed to others, GPUs that it takes of those)."""
+    own, total = tenants.get(project, _NOTHING), shape.gpu_count_by_type
+    guaranteed = sum(one.gpu_count for one in tenants.values())
+    found = [(own.gpu_count + max(sum(total.values()) - guaranteed, 0), group.gpu_count)]
+    takes = Counter[str]()
+    for part in group.parts:
+        takes[part.gpu_type] += part.gpu_count
+    for gpu_type, count in sorted(takes.items()):
+        named = sum(one.of(gpu_type) for one in tenants.values())
+        found.append((own.of(gpu_type) + max(total.get(gpu_type, 0) - named, 0), count))
+    return min(found, key=lambda pair: (pair[0] - pair[1], pair))

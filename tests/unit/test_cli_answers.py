@@ -1,0 +1,88 @@
+"""What commands say of deadlines, doubts and prices, against a scheduler that serves canned values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.cli.main import run
+from arena.domain.reason import ReasonCode, reason
+from arena.rpc import codec
+from arena.rpc.v1 import job_service_pb2 as pb
+from tests.builders import job_record, train_spec
+from tests.fakes.command_line import Arena, Done
+from tests.fakes.scheduler_server import FakeScheduler
+
+SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
+CAUSE = reason(ReasonCode.DEADLINE_BEHIND_PROMISES, needed_s=40.0, group="cpu 2", jobs="j-1, j-2", left_s=50.0)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeScheduler]:
+    with FakeScheduler() as server:
+        yield server
+
+
+@pytest.fixture
+def arena(
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Arena]:
+    """Runs command lines in a directory with a job file, in UTC, with the fake scheduler in the environment."""
+    monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(SPEC)
+
+    def call(*argv: str) -> Done:
+        code = run(argv)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    yield call
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_deadline_that_is_not_promised_says_what_is_in_the_way_and_when_it_could_be(
+    arena: Arena, fake: FakeScheduler
+) -> None:
+    cause = codec.reason_to_proto(CAUSE)
+    fake.deadline = pb.DeadlineAnswer(deadline_at_s=1050.0, earliest_end_at_s=1075.0, cause=cause)
+    done = arena("submit", "job.yaml", "--deadline", "50")
+    assert done.out == "j-1\n"
+    assert done.err == (
+        "warning: deadline 1970-01-01 00:17:30 cannot be promised: the 40 s on cpu 2 that it needs before then are "
+        "promised to j-1, j-2, whose deadlines came first; the earliest that can be promised is 1970-01-01 00:17:55\n"
+    )
+    told = arena("--json", "submit", "job.yaml", "--deadline", "50").document["deadline"]
+    assert (told["is_promised"], told["earliest_end_at_s"]) == (False, 1075.0)
+    assert (told["cause"]["code"], told["cause"]["numbers"]["needed_s"]) == ("deadline_behind_promises", 40.0)
+
+
+def test_a_job_says_why_its_deadline_was_not_promised(arena: Arena, fake: FakeScheduler) -> None:
+    spec = train_spec("late", deadline_s=50.0)
+    fake.add_job(job_record("j-9", spec, submitted_at_s=1000.0, deadline_cause=CAUSE, deadline_earliest_at_s=1075.0))
+    line = next(line for line in arena("job", "late").out.splitlines() if line.startswith("deadline"))
+    assert line == (
+        "deadline    1970-01-01 00:17:30, not promised: the 40 s on cpu 2 that it needs before then are promised to "
+        "j-1, j-2, whose deadlines came first; the earliest that could be promised was 1970-01-01 00:17:55"
+    )
+    found = arena("--json", "job", "late").document["job"]
+    assert (found["deadline_cause"]["code"], found["deadline_earliest_at_s"]) == ("deadline_behind_promises", 1075.0)
+    fake.add_job(replace(fake.jobs["j-9"], deadline_cause=None, deadline_earliest_at_s=None, is_deadline_promised=True))
+    assert "deadline    1970-01-01 00:17:30, promised\n" in arena("job", "late").out
+
+
+def test_doubts_about_a_job_are_told_beside_its_id(arena: Arena, fake: FakeScheduler) -> None:
+    fake.warnings = [reason(ReasonCode.PROJECT_UNKNOWN, project="visoin", near="vision")]
+    done = arena("submit", "job.yaml", "--set", "project=visoin")
+    assert (done.code, done.out) == (0, "j-1\n")
+    assert done.err == "warning: no job of project visoin is here; is vision meant?\n"
+    (told,) = arena("--json", "submit", "job.yaml").document["warnings"]
+    assert (told["code"], told["names"]) == ("project_unknown", {"project": "visoin", "near": "vision"})
