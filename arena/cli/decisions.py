@@ -10,19 +10,23 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
+from arena.cli.words import short_text
 from arena.rpc.views import DecidedJob, DecisionView
 
 _LAST_MAX = 50
+_MERITS = ("value", "bound", "gap")
+_PRICE = "price "
+_LEGEND = (
+    "value: seconds of waiting that the choice saves all jobs each second; bound: no choice could save more; gap: how",
+    'far the choice is below it. Price: what one GPU of a type and zone is worth to all jobs each second; "by 8": what',
+    "it costs beyond that where 8 must be together on a node. Kinds that nobody waits for have none.",
+)
 
 
 @command(short_help="The latest decisions.")
 @click.option("--last", type=click.IntRange(1, _LAST_MAX), default=10, show_default=True, help="So many.")
 def decisions(app: App, last: int) -> None:
-    """Show the latest decisions, oldest first: whom they changed and why, and the numbers they went by.
-
-    Under `arena` these are the value of the choice, the most that any choice could be worth (bound), how far apart the
-    two are (gap), and the price of a GPU of each kind: the seconds of waiting that it saves all jobs each second.
-    """
+    """Show the latest decisions, oldest first: whom they changed and why, and the numbers they went by."""
     with app.client() as client:
         found = client.decisions(count_max=last)[::-1]
     if app.out.json_mode:
@@ -30,6 +34,10 @@ def decisions(app: App, last: int) -> None:
     elif found:
         for decision in found:
             _write(app.out, decision)
+        if any("value" in decision.numbers for decision in found):
+            app.out.line()
+            for line in _LEGEND:
+                app.out.line(line)
     else:
         app.out.line("no decision yet")
 
@@ -49,6 +57,18 @@ def _given(job: DecidedJob) -> str:
 
 
 def _numbers_text(numbers: Mapping[str, float]) -> str:
-    """Return what was gained before what it was priced at."""
-    ordered = sorted(numbers.items(), key=lambda item: (item[0].startswith("price"), item[0]))
-    return ", ".join(f"{name} {value:.3g}" for name, value in ordered)
+    """Return what was gained, how much more there could have been, and at what prices."""
+    facts = [(name, numbers[name]) for name in _MERITS if name in numbers]
+    facts += sorted(item for item in numbers.items() if item[0] not in _MERITS and not item[0].startswith(_PRICE))
+    told = ", ".join(f"{name} {_number_text(name, value)}" for name, value in facts)
+    prices = {name.removeprefix(_PRICE): value for name, value in numbers.items() if name.startswith(_PRICE)}
+    if not prices:
+        return told
+    dear = ", ".join(
+        f"{name} {short_text(value)}" for name, value in sorted(prices.items()) if short_text(value) != "0"
+    )
+    return f"{told}; {f'prices: {dear}' if dear else 'no GPU has a price'}"
+
+
+def _number_text(name: str, value: float) -> str:
+    return f"{value * 100:.2g}%" if name == "gap" else short_text(value)

@@ -1,4 +1,4 @@
-"""``arena jobs``, ``arena job`` and ``arena why``: lists, one job in full, and its reasons."""
+"""``arena jobs`` and ``arena job``: lists, and one job in full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import user_name
-from arena.domain.reason import Reason
+from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import EndKind, JobState
 from arena.rpc.views import AttemptView, JobView
 
@@ -79,7 +79,9 @@ def job(app: App, job_id: str) -> None:
 
 
 def _write_job(out: Output, detail: JobDetail) -> None:
-    for label, text in _facts(detail.job, words.with_explanation(detail.job.reasons, detail.explanation)):
+    reasons = words.with_explanation(detail.job.reasons, detail.explanation)
+    told = [reason for reason in reasons if reason.code is not ReasonCode.NEXT_BEST]  # `arena why` compares them
+    for label, text in _facts(detail.job, told):
         out.line(f"{label:<12}{text}")
     if detail.attempts:
         out.line()
@@ -220,33 +222,3 @@ def _write_failures(out: Output, attempt: AttemptView) -> None:
         out.line(f"{quoted(attempt.attempt_id)} on {quoted(end.node_id)}: {said}", style="red")
         for line in end.log_tail.splitlines():
             out.line(f"    {escaped(line, keep=chr(9))}")
-
-
-@command(short_help="Why a job is where it is.")
-@click.argument("job_id", metavar="JOB")
-def why(app: App, job_id: str) -> None:
-    """Show why a job is where it is, with the numbers behind each reason."""
-    with app.client() as client:
-        detail = find_job(client, job_id, explain=True)
-    found = detail.job
-    if app.out.json_mode:
-        app.out.document(
-            job_id=found.job_id,
-            state=found.state,
-            evaluated_at_s=found.evaluated_at_s,
-            reasons=found.reasons,
-            explanation=detail.explanation,
-        )
-        return
-    said = found.error or found.result
-    app.out.line(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
-    if found.state.is_terminal:
-        return
-    for reason in words.with_explanation(found.reasons, detail.explanation):
-        facts: dict[str, float | str] = {**reason.numbers, **reason.names}
-        numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))
-        app.out.line(f"  {escaped(str(reason))}  [{reason.code.value}{': ' if numbers else ''}{numbers}]")
-
-
-def _fact(value: float | str) -> str:
-    return quoted(value) if isinstance(value, str) else f"{value:g}"

@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "status": ("status", "status", "The cluster at a glance."),
     "jobs": ("jobs", "jobs", "List jobs, newest first."),
     "job": ("jobs", "job", "One job: plan, placement, progress, attempts and why each change."),
-    "why": ("jobs", "why", "Why a job is where it is, and what would change it."),
+    "why": ("why", "why", "Why a job is where it is, and what would change it."),
     "decisions": ("decisions", "decisions", "What the policy decided of late, with its prices."),
     "wait": ("wait", "wait", "Wait until a job has ended or reached a state."),
     "events": ("events", "events", "What happened, to a job or at all."),

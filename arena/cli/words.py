@@ -54,6 +54,14 @@ def number_text(value: float | None, form: str) -> str:
     return NOTHING if value is None else format(value, form)
 
 
+def short_text(value: float) -> str:
+    """Return a number with at most three digits that matter, never with an exponent; what is next to nothing is 0."""
+    if not math.isfinite(value):
+        return str(value)
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.4f}".rstrip("0").rstrip(".") if abs(rounded) >= 0.00005 else "0"
+
+
 def age_text(at_s: float | None, now_s: float) -> str:
     """Return how long ago an instant of the scheduler's clock was."""
     return NOTHING if at_s is None else f"{format_duration(max(0.0, now_s - at_s))} ago"

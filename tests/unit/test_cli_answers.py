@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from arena.cli.main import run
+from arena.cli.words import short_text
 from arena.domain.reason import ReasonCode, reason
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
@@ -86,3 +87,46 @@ def test_doubts_about_a_job_are_told_beside_its_id(arena: Arena, fake: FakeSched
     assert done.err == "warning: no job of project visoin is here; is vision meant?\n"
     (told,) = arena("--json", "submit", "job.yaml").document["warnings"]
     assert (told["code"], told["names"]) == ("project_unknown", {"project": "visoin", "near": "vision"})
+
+
+def test_offers_that_differ_in_kind_are_told_apart_side_by_side(arena: Arena, fake: FakeScheduler) -> None:
+    sizes = {
+        "cpu 2": (2, 1, 2.0, 0.1, 3.52, 3.34),
+        "cpu 1+1": (2, 2, 1.6, 0.1, 2.5, 3.3),
+        "t4 1": (1, 1, 1.0, 0.5, 1, 0),
+    }
+    names = ("gpu_count", "node_count", "steps_per_s", "usd_per_hour", "value", "price")
+    codes = (ReasonCode.KEPT, ReasonCode.NEXT_BEST, ReasonCode.NEXT_BEST)
+    fake.explanation = [
+        reason(code, group=group, **dict(zip(names, map(float, numbers), strict=True)))
+        for code, (group, numbers) in zip(codes, sizes.items(), strict=True)
+    ]
+    fake.explanation[2] = replace(fake.explanation[2], names={"group": "t4 1", "zone": "east"})
+    fake.add_job(job_record("w-1", reasons=()))
+    lines = arena("why", "w-1").out.splitlines()
+    assert lines[1:8] == [
+        "  has cpu 2: there it saves all jobs 3.52 s of waiting each second, others would save 3.34 s",
+        "",
+        "GROUP         GPUS  NODES  SPEED  USD/H  SAVES  OTHERS",
+        "cpu 2            2      1  1.00x    0.1   3.52    3.34  has it",
+        "cpu 1+1          2      2  0.80x    0.1    2.5     3.3",
+        "t4 1 in east     1      1  0.50x    0.5      1       0",
+        "SPEED is against cpu 2. SAVES: seconds of waiting that the job there saves all jobs each second, a restart",
+    ]
+    assert "its next best" not in arena("job", "w-1").out
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"),
+        (1e-9, "0"),
+        (0.723456, "0.723"),
+        (1.0, "1"),
+        (12.34, "12.3"),
+        (123456.0, "123,000"),
+        (1e12, "1,000,000,000,000"),
+    ],
+)
+def test_numbers_of_decisions_have_three_digits_and_no_exponent(value: float, text: str) -> None:
+    assert short_text(value) == text

@@ -215,12 +215,13 @@ def test_decisions_are_told_oldest_first_with_what_they_went_by(arena: Arena, fa
     ]
     first, second, *jobs = arena("decisions").out.splitlines()
     assert first.endswith("  value 1")
-    assert second.endswith("  gap 0, value 1.5, price cpu/default 0.5")
-    assert jobs == [
+    assert second.endswith("  value 1.5, gap 0%; prices: cpu/default 0.5")
+    assert jobs[:3] == [
         "    w-1  cpu 2, own layout: started on cpu 2",
         "    w-2  nothing: preempted by job w-1",
         "    3 left as they were",
     ]
+    assert jobs[4].startswith("value: seconds of waiting")
     document = arena("decisions", "--last", "1", "--json").document
     assert [item["at_s"] for item in document["decisions"]] == [20.0]
     assert fake.asked("ListDecisions")[-1].count_max == 1

@@ -5,7 +5,9 @@ What a job that waits would displace comes from solving the allocation again wit
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
@@ -17,32 +19,92 @@ from arena.policies.priced.market import Contender, Market
 
 DISPLACED_NAMED_MAX = 5
 GROUPS_FORCED_MAX = 3
+NEXT_BEST_TOLD_MAX = 4
 TIE_SHARE = 0.005
 """A job that is worth less than others by no more than this is told so: both numbers look the same to people."""
 
 
-def explained(market: Market, columns: Columns, answer: Answer, job_id: JobId, effort: Effort) -> tuple[Reason, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Who is asked about, and how.
+
+    Args:
+        effort: How hard to look for what gives way.
+        usd_per_hour: Price of a GPU hour of each type.
+    """
+
+    job_id: JobId
+    effort: Effort
+    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+
+
+def explained(market: Market, columns: Columns, answer: Answer, asked: Asked) -> tuple[Reason, ...]:
     """Return the reasons of one job; none of one that does not compete.
 
     Args:
         market: What the answer is about.
         columns: With the values that the answer was found for.
         answer: What everybody gets.
-        effort: How hard to look for what gives way.
     """
-    at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == job_id), None)
+    at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == asked.job_id), None)
     if at is None:
         return ()
     own, kept = np.flatnonzero(market.job == at), int(market.keeping[at])
     ranked = own[np.argsort(-answer.priced.reduced[own], kind="stable")]
-    if kept < 0:
-        return (
-            offer_of(market, columns, answer, int(ranked[0]), ReasonCode.OUTBID),
-            *_displaced(market, columns, answer, ranked[:GROUPS_FORCED_MAX], effort),
-        )
-    has = offer_of(market, columns, answer, kept, ReasonCode.KEPT)
-    others = [int(column) for column in ranked if column != kept]
-    return (has, *(offer_of(market, columns, answer, column, ReasonCode.NEXT_BEST) for column in others[:1]))
+    first, code = (int(ranked[0]), ReasonCode.OUTBID) if kept < 0 else (kept, ReasonCode.KEPT)
+    others = list(islice(_told_apart(market, ranked.tolist(), first), NEXT_BEST_TOLD_MAX))
+    told = [(first, code), *((column, ReasonCode.NEXT_BEST) for column in others if columns.value[column] > 0.0)]
+    offers = [
+        _described(market, offer_of(market, columns, answer, column, code), column, asked.usd_per_hour)
+        for column, code in told
+    ]
+    if kept >= 0:
+        return tuple(offers)
+    return (*offers, *_displaced(market, columns, answer, ranked[:GROUPS_FORCED_MAX], asked.effort))
+
+
+def _told_apart(market: Market, ranked: Sequence[int], first: int) -> Iterator[int]:
+    """Yield the best column of each number of GPUs of each type and place: further ones would look the same."""
+    seen = {_looks(market, first)}
+    for column in ranked:
+        looks = _looks(market, column)
+        if looks not in seen:
+            seen.add(looks)
+            yield column
+
+
+def _looks(market: Market, column: int) -> tuple[tuple[str, int, str], ...]:
+    """Return what a person sees of a column: GPUs of each type, and where they are if that is not the same for all."""
+    group, zones = market.group(column), _zones(market, column)
+    return tuple((part.gpu_type, part.gpu_count, zone) for part, zone in zip(group.parts, zones, strict=True))
+
+
+def _zones(market: Market, column: int) -> tuple[str, ...]:
+    """Return the zone of each part of a column, empty where its type is in one zone only or nobody says."""
+    group, entry = market.group(column), int(market.entry[column])
+    chosen = market.contenders[int(market.job[column])].table.zones[entry] if entry >= 0 else ()
+    where: dict[str, set[str]] = {}
+    for row in market.rows:
+        where.setdefault(row.pool[0], set()).add(row.pool[1])
+    padded = [*chosen, *[""] * (len(group.parts) - len(chosen))]
+    return tuple(
+        zone if len(where.get(part.gpu_type, ())) > 1 else "" for part, zone in zip(group.parts, padded, strict=True)
+    )
+
+
+def _described(market: Market, offer: Reason, column: int, usd_per_hour: Mapping[str, float]) -> Reason:
+    """Return an offer with what tells it from others: its size, its nodes, its speed and its price."""
+    group = market.group(column)
+    facts = {
+        "gpu_count": float(group.gpu_count),
+        "node_count": float(group.node_count),
+        "steps_per_s": float(market.speed[column]),
+    }
+    if usd_per_hour:
+        facts["usd_per_hour"] = sum(part.gpu_count * usd_per_hour.get(part.gpu_type, 0.0) for part in group.parts)
+    zones = ", ".join(filter(None, dict.fromkeys(_zones(market, column))))
+    names = {**offer.names, **({"zone": zones} if zones else {})}
+    return replace(offer, numbers={**offer.numbers, **facts}, names=names)
 
 
 def offer_of(market: Market, columns: Columns, answer: Answer, column: int, code: ReasonCode) -> Reason:

@@ -25,7 +25,7 @@ from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
-from arena.policies.priced.explaining import cause_of, explained, offer_of
+from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
@@ -89,7 +89,8 @@ class PricedPolicy:
             return problem.claims.explained(snapshot, at)
         market, problem, (answer, _) = self._chosen(snapshot, problem.claims.market, problem)
         by_share = share_reason(snapshot, market, problem.columns, answer, at)
-        told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, job_id, self.effort))
+        asked = Asked(job_id=job_id, effort=self.effort, usd_per_hour=snapshot.usd_per_hour)
+        told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, asked))
         return (*told, *problem.claims.explained(snapshot, at), *share_use(snapshot, job_id))
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:

@@ -1,0 +1,86 @@
+"""``arena why``: the reasons of a job, and what it was offered instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from arena.cli import words
+from arena.cli.app import App, command
+from arena.cli.find import find_job
+from arena.cli.output import Output
+from arena.cli.quoting import escaped, quoted
+from arena.domain.reason import Reason, ReasonCode
+
+_OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
+_NOTES = {ReasonCode.KEPT: "has it", ReasonCode.OUTBID: "others pay more", ReasonCode.TIED: "too close to call"}
+_COLUMNS = ("GROUP", "GPUS", "NODES", "SPEED", "USD/H", "SAVES", "OTHERS", "")
+_LEGEND = (
+    "SPEED is against {first}. SAVES: seconds of waiting that the job there saves all jobs each second, a restart",
+    "counted; OTHERS: what others would save with those GPUs. It has, or gets, what saves most beyond that.",
+)
+
+
+@command(short_help="Why a job is where it is.")
+@click.argument("job_id", metavar="JOB")
+def why(app: App, job_id: str) -> None:
+    """Show why a job is where it is, with the numbers behind each reason, and what else it could be given."""
+    with app.client() as client:
+        detail = find_job(client, job_id, explain=True)
+    found = detail.job
+    if app.out.json_mode:
+        app.out.document(
+            job_id=found.job_id,
+            state=found.state,
+            evaluated_at_s=found.evaluated_at_s,
+            reasons=found.reasons,
+            explanation=detail.explanation,
+        )
+        return
+    said = found.error or found.result
+    app.out.line(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
+    if found.state.is_terminal:
+        return
+    reasons = words.with_explanation(found.reasons, detail.explanation)
+    offers = [one for one in reasons if one.code in _OFFERS and "gpu_count" in one.numbers]
+    for reason in reasons:
+        if reason not in offers:
+            app.out.line(f"  {escaped(str(reason))}  {_facts_text(reason)}")
+        elif reason.code is not ReasonCode.NEXT_BEST:
+            app.out.line(f"  {escaped(str(reason))}")
+    if len(offers) > 1:
+        _write_offers(app.out, offers)
+
+
+def _write_offers(out: Output, offers: Sequence[Reason]) -> None:
+    """Write what a job has or wants, and what else it could be given, side by side."""
+    out.line()
+    out.table(_COLUMNS, [_offer_row(one, offers[0]) for one in offers], right=_COLUMNS[1:-1])
+    for line in _LEGEND:
+        out.line(line.format(first=escaped(offers[0].names.get("group", "?"))))
+
+
+def _offer_row(offer: Reason, first: Reason) -> tuple[str, ...]:
+    numbers, zone = offer.numbers, offer.names.get("zone", "")
+    speed = numbers["steps_per_s"] / first.numbers["steps_per_s"] if first.numbers.get("steps_per_s") else None
+    return (
+        escaped(offer.names.get("group", "?") + (f" in {zone}" if zone else "")),
+        f"{numbers['gpu_count']:.0f}",
+        f"{numbers['node_count']:.0f}",
+        words.number_text(speed, ".2f") + "x",
+        words.number_text(numbers.get("usd_per_hour"), ".4g"),
+        words.short_text(numbers["value"]),
+        words.short_text(numbers["price"]),
+        _NOTES.get(offer.code, ""),
+    )
+
+
+def _facts_text(reason: Reason) -> str:
+    facts: dict[str, float | str] = {**reason.numbers, **reason.names}
+    numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))
+    return f"[{reason.code.value}{': ' if numbers else ''}{numbers}]"
+
+
+def _fact(value: float | str) -> str:
+    return quoted(value) if isinstance(value, str) else f"{value:.4g}"
