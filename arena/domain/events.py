@@ -90,6 +90,19 @@ class EndedAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReclaimNotice:
+    """Word from a node that it will be taken away, as lent ones (spot) are.
+
+    Args:
+        within_s: From the word until it is gone; a length, since two hosts' clocks are never compared.
+        why: For people.
+    """
+
+    within_s: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRegistered:
     """An agent connected, with its full inventory in one message."""
 
@@ -97,6 +110,7 @@ class NodeRegistered:
     info: NodeInfo
     held: tuple[HeldAttempt, ...] = ()
     ended: tuple[EndedAttempt, ...] = ()
+    notice: ReclaimNotice | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +125,27 @@ class NodeDisconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrainChanged:
-    """An admin drains a node (``drain=True``) or takes it back."""
+    """An admin drains a node (``drain=True``) or takes it back, whatever its lender had said of it until then.
+
+    Args:
+        within_s: After so long it is to be empty; None lets what runs there run to its end.
+    """
 
     kind: Literal["node_drain_changed"] = "node_drain_changed"
     node_id: NodeId
     drain: bool
     by: str
     why: str = ""
+    within_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNoticeChanged:
+    """A node was told that it will be taken away, or (None) that it will not after all."""
+
+    kind: Literal["node_notice_changed"] = "node_notice_changed"
+    node_id: NodeId
+    notice: ReclaimNotice | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +206,7 @@ Event = Annotated[
     | NodeRegistered
     | NodeDisconnected
     | NodeDrainChanged
+    | NodeNoticeChanged
     | DevicesChanged
     | AttemptStarted
     | WorkerReported

@@ -6,6 +6,7 @@ the scheduler's clock, never of another host's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -265,6 +266,7 @@ class AttemptRecord:
         resumed_step: Step of the state it started from, None until the worker said so.
         evaluated_step: Step of its latest evaluation.
         rendezvous_s, load_s, save_s: The worker's own measure of these parts (``save_s``: the last save).
+        leave_at_s: When it is to be asked, or made, to leave, because a node of its is to be empty; None: it may stay.
     """
 
     attempt_id: AttemptId
@@ -304,6 +306,7 @@ class AttemptRecord:
     outcome: EndKind | None = None
     finished_report: bool = False
     error: str = ""
+    leave_at_s: float | None = None
 
     @property
     def is_live(self) -> bool:
@@ -323,7 +326,11 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A drain request: who wanted it, when, and why."""
+    """A drain request: who wanted it, when, and why.
+
+    Args:
+        until_s: When the node is to be empty; None lets what runs there run to its end.
+    """
 
     by: str
     at_s: float
@@ -342,6 +349,8 @@ class NodeRecord:
         launch_failure_count: Launch failures in a row, over all jobs.
         state_cause: Why it is in this state, for people.
         condemned: Attempts that must be gone before the node takes new work (unknown or superseded ones it holds).
+        drain: An admin's request, until an admin takes it back.
+        notice: Its lender's, as its agent told, until the agent says otherwise.
     """
 
     node_id: NodeId
@@ -356,11 +365,29 @@ class NodeRecord:
     last_launch_error: str = ""
     quarantined_until_s: float | None = None
     condemned: tuple[AttemptId, ...] = ()
+    notice: Drain | None = None
+
+    @property
+    def leaving(self) -> Drain | None:
+        """Why it takes no work any more: of a drain and a notice the one by which it is to be empty first."""
+        if self.notice is None or self.drain is None:
+            return self.notice or self.drain
+        return min(self.notice, self.drain, key=_empty_at_s)
+
+    @property
+    def empty_at_s(self) -> float | None:
+        """When nothing may run there any more; None: nobody says."""
+        leaving = self.leaving
+        return None if leaving is None else leaving.until_s
 
     @property
     def is_usable(self) -> bool:
         """Whether new work may be placed here."""
         return self.state is NodeState.READY and self.disconnected_at_s is None
+
+
+def _empty_at_s(drain: Drain) -> float:
+    return math.inf if drain.until_s is None else drain.until_s
 
 
 class EntryKind(StrEnum):

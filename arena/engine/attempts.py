@@ -208,13 +208,20 @@ def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "ki
 def stop_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> StopAttempt:
     """Return the command that ends one node's share the way the attempt is being stopped."""
     job = draft.state.jobs[attempt.job_id]
-    kill = attempt.stop_mode == "kill"
+    kill, until_s = attempt.stop_mode == "kill", empty_at_s(draft, attempt)
+    grace_s = job.spec.grace_s if until_s is None else min(job.spec.grace_s, max(until_s - draft.now_s, 0.0))
     return StopAttempt(
         node_id=node_id,
         attempt_id=attempt.attempt_id,
         mode="kill" if kill else "save",
-        grace_s=0.0 if kill else job.spec.grace_s,
+        grace_s=0.0 if kill else grace_s,
     )
+
+
+def empty_at_s(draft: Draft, attempt: AttemptRecord) -> float | None:
+    """Return when the first of an attempt's nodes is to be empty, None where none is."""
+    instants = [draft.state.nodes[node_id].empty_at_s for node_id in attempt.allocation.node_ids]
+    return min((at_s for at_s in instants if at_s is not None), default=None)
 
 
 def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None:

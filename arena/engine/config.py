@@ -19,6 +19,8 @@ class EngineConfig:
         launch_deadline_s: From launch until the processes of all nodes are up; a part-launched gang is then
             rolled back.
         ready_deadline_s: From processes up until a training job's ranks have met and loaded their state.
+        leave_ahead_s: So long before a node is to be empty jobs that can be saved are moved away; of a node that is
+            reclaimed sooner they are moved at once.
         stop_margin_s: Added to a job's grace before a stop is repeated as a kill.
         backoff_s: First wait after a failure; doubles with each further one, up to ``backoff_s_max``.
         quarantine_after: Launch failures in a row after which a node takes no work for ``quarantine_s``.
@@ -44,6 +46,7 @@ class EngineConfig:
     node_grace_s: float = 15.0
     launch_deadline_s: float = 60.0
     ready_deadline_s: float = 300.0
+    leave_ahead_s: float = 600.0
     stop_margin_s: float = 10.0
     backoff_s: float = 1.0
     backoff_s_max: float = 300.0

@@ -24,6 +24,7 @@ from arena.engine.attempts import stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import hold_spent, tell_broken, wake
+from arena.engine.leaving import look_at, own_end_at_s
 from arena.engine.node_state import settle_node
 from arena.engine.nodes import lose, retry_targets
 from arena.engine.spending import saved_from_s, spent_at_s
@@ -68,10 +69,11 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
     state = attempt.state
     if state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
         grace_s = 0.0 if attempt.stop_mode == "kill" else job.spec.grace_s
-        return (attempt.stop_requested_at_s + grace_s + config.stop_margin_s,)
+        late_at_s = attempt.stop_requested_at_s + grace_s + config.stop_margin_s
+        return (late_at_s,) if attempt.leave_at_s is None else (attempt.leave_at_s, late_at_s)
     if state in _STOPPED:
         return ()
-    instants = []
+    instants = [] if attempt.leave_at_s is None else [attempt.leave_at_s]
     if state is AttemptState.LAUNCHING:
         instants.append(attempt.launched_at_s + config.launch_deadline_s)
     elif state is AttemptState.STARTING and attempt.ready_at_s is None and attempt.started_at_s is not None:
@@ -95,20 +97,10 @@ def _saved_from_s(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) 
     """
     if attempt.first_step_at_s is None:
         return spent_at_s(job, attempt, config.usd_per_hour)
-    ends_at_s, limit_at_s = _own_end_at_s(attempt, job), _time_limit_at_s(attempt, job)
+    ends_at_s, limit_at_s = own_end_at_s(attempt, job), _time_limit_at_s(attempt, job)
     return saved_from_s(
         job, attempt, config.usd_per_hour, min(ends_at_s, math.inf if limit_at_s is None else limit_at_s)
     )
-
-
-def _own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
-    """Return when an attempt will have made its job's last step at its present pace, infinity where nobody can tell."""
-    steps, progress = job.spec.step_limit, job.progress
-    if attempt.first_step_at_s is None or steps is None:
-        return math.inf
-    if progress.step_time_s is None or progress.reported_at_s is None:
-        return math.inf
-    return progress.reported_at_s + max(steps - progress.step, 0) * progress.step_time_s
 
 
 def _time_limit_at_s(attempt: AttemptRecord, job: JobRecord) -> float | None:
@@ -156,10 +148,13 @@ def job_due(draft: Draft, job: JobRecord) -> None:
 
 
 def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:
-    """Look at an attempt: it may be late to start, late to stop, half ended, or at the end of its time or budget."""
+    """Look at an attempt: it may be to leave, late to start or stop, half ended, or out of time or budget."""
     config, now_s = draft.config, draft.now_s
     job = draft.state.jobs[attempt.job_id]
     stop_at_s = _saved_from_s(attempt, job, config) if attempt.first_step_at_s is None else None
+    if attempt.leave_at_s is not None and now_s >= attempt.leave_at_s:
+        look_at(draft, attempt)
+        attempt = draft.state.attempts[attempt.attempt_id]
     if attempt.state is AttemptState.STOPPING:
         _repeat_stop(draft, attempt, job)
     elif stop_at_s is not None and now_s >= stop_at_s:

@@ -21,6 +21,7 @@ from arena.domain.events import (
     JobWishChanged,
     NodeDisconnected,
     NodeDrainChanged,
+    NodeNoticeChanged,
     NodeRegistered,
     SchedulerStarted,
     Tick,
@@ -138,7 +139,7 @@ class Engine:
             return False
         return isinstance(event, Tick) and draft.now_s >= state.due_since_s + after_s
 
-    def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901 - one line for each kind of event
+    def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each kind of event
         match event:
             case Tick():
                 self._tick(draft)
@@ -165,6 +166,8 @@ class Engine:
                 nodes.disconnect(draft, event)
             case NodeDrainChanged():
                 nodes.change_drain(draft, event)
+            case NodeNoticeChanged():
+                nodes.change_notice(draft, event)
             case DevicesChanged():
                 nodes.change_devices(draft, event)
             case SchedulerStarted():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from arena.domain.cluster import Device, NodeState
 from arena.domain.launch import AttemptId, NodeId
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import NodeRecord
 from arena.domain.replacing import replace
 from arena.engine.draft import Draft
@@ -37,7 +38,7 @@ def settle_node(draft: Draft, node_id: NodeId) -> None:
 
 def _is_as_it_should_be(node: NodeRecord) -> bool:
     """Tell quickly of a node without trouble, which nearly all are, that nothing is to be done."""
-    has_facts = node.condemned or node.info.problem or node.drain is not None or node.quarantined_until_s is not None
+    has_facts = node.condemned or node.info.problem or node.leaving or node.quarantined_until_s is not None
     if has_facts or node.state is not NodeState.READY or node.state_cause:
         return False
     return OUT_OF_SIGHT not in [device.dirty for device in node.info.devices]
@@ -55,9 +56,12 @@ def _state_of(draft: Draft, node: NodeRecord) -> tuple[NodeState, str]:
         return NodeState.CLEANING, f"ending leftover attempts {', '.join(node.condemned)}"
     if problem.startswith(CLEANING_PREFIX):
         return NodeState.CLEANING, problem
-    if node.drain is not None:
+    leaving = node.leaving
+    if leaving is not None:
         busy = len(attempts_on(draft, node))
-        cause = f"{node.drain.why} (by {node.drain.by})"
+        cause = f"{leaving.why} (by {leaving.by})"
+        if leaving.until_s is not None:
+            cause += f", empty within {leaving.until_s - leaving.at_s:.0f} s"
         return (
             (NodeState.DRAINING, f"{busy} attempt{'s' * (busy != 1)} left, {cause}")
             if busy
@@ -71,3 +75,14 @@ def _state_of(draft: Draft, node: NodeRecord) -> tuple[NodeState, str]:
     if node.quarantined_until_s is not None and node.quarantined_until_s > draft.now_s:
         return NodeState.QUARANTINED, f"launches failed in a row, last: {node.last_launch_error}"
     return NodeState.READY, ""
+
+
+def cause_of(node: NodeRecord, now_s: float) -> Reason:
+    """Return why a node takes no work any more."""
+    leaving = node.leaving
+    assert leaving is not None
+    if leaving.until_s is None:
+        return reason(ReasonCode.NODE_DRAINING, node=str(node.node_id), why=leaving.why)
+    code = ReasonCode.NODE_RECLAIMED if leaving is node.notice else ReasonCode.NODE_EMPTIED
+    left_s = max(leaving.until_s - now_s, 0.0)
+    return reason(code, node=str(node.node_id), why=leaving.why, by=leaving.by, left_s=left_s)

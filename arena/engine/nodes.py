@@ -9,7 +9,9 @@ from arena.domain.events import (
     DevicesChanged,
     NodeDisconnected,
     NodeDrainChanged,
+    NodeNoticeChanged,
     NodeRegistered,
+    ReclaimNotice,
 )
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
@@ -25,9 +27,13 @@ from arena.domain.records import (
 from arena.domain.replacing import replace
 from arena.engine.attempts import launch_command, mark_ended, mark_started, stop_command, try_launch
 from arena.engine.draft import Draft
-from arena.engine.node_state import OUT_OF_SIGHT, attempts_on, settle_node
+from arena.engine.leaving import set_out
+from arena.engine.node_state import OUT_OF_SIGHT, attempts_on, cause_of, settle_node
 from arena.engine.outcome import drop_target
 from arena.engine.state import shape_of
+
+LENDER = "its lender"
+"""Who is named as the one who drains a node that is taken back."""
 
 
 def register(draft: Draft, event: NodeRegistered) -> None:
@@ -50,8 +56,8 @@ def register(draft: Draft, event: NodeRegistered) -> None:
         if name not in ended:
             _reconcile_attempt(draft, name, node_id, started=held.get(name))
     _repeat_stops(draft, keep, node_id)
-    settle_node(draft, node_id)
-    retry_targets(draft, node_id)
+    # After the ends: what they mean depends on what was known of the node's going.
+    _put_notice(draft, draft.state.nodes[node_id], event.notice)
 
 
 def _put_registered(draft: Draft, known: NodeRecord | None, info: NodeInfo, kill: tuple[AttemptId, ...]) -> None:
@@ -147,17 +153,41 @@ def lose(draft: Draft, node: NodeRecord) -> None:
 
 
 def change_drain(draft: Draft, event: NodeDrainChanged) -> None:
-    """Drain a node (what runs there runs on, nothing new comes) or take it back."""
+    """Drain a node (nothing new comes; what runs there runs on, or leaves in time) or take it back."""
     node = draft.state.nodes.get(event.node_id)
     if node is None:
         return
-    drain = Drain(by=event.by, at_s=draft.now_s, why=event.why) if event.drain else None
-    draft.put_node(replace(node, drain=drain, quarantined_until_s=None))
-    settle_node(draft, event.node_id)
-    if event.drain:
-        drop_targets_on(draft, event.node_id, reason(ReasonCode.NODE_DRAINING, node=str(node.node_id), why=event.why))
-    else:
-        retry_targets(draft, event.node_id)
+    until_s = None if event.within_s is None else draft.now_s + event.within_s
+    drain = Drain(by=event.by, at_s=draft.now_s, why=event.why, until_s=until_s) if event.drain else None
+    notice = node.notice if event.drain else None  # who takes it back by hand knows better
+    draft.put_node(replace(node, drain=drain, notice=notice, quarantined_until_s=None))
+    _leaving_changed(draft, event.node_id)
+
+
+def change_notice(draft: Draft, event: NodeNoticeChanged) -> None:
+    """Take a node's word that it will be taken away, or that it will not."""
+    node = draft.state.nodes.get(event.node_id)
+    if node is not None and (event.notice is not None or node.notice is not None):
+        _put_notice(draft, node, event.notice)
+
+
+def _put_notice(draft: Draft, node: NodeRecord, notice: ReclaimNotice | None) -> None:
+    drain = None
+    if notice is not None:
+        drain = Drain(by=LENDER, at_s=draft.now_s, why=notice.why, until_s=draft.now_s + notice.within_s)
+    if (node.notice, drain) != (None, None):
+        draft.put_node(replace(node, notice=drain))
+    _leaving_changed(draft, node.node_id)
+
+
+def _leaving_changed(draft: Draft, node_id: NodeId) -> None:
+    """Have what a node runs, and what counts on it, follow what is now known of its going."""
+    settle_node(draft, node_id)
+    node = draft.state.nodes[node_id]
+    if node.leaving is not None:
+        drop_targets_on(draft, node_id, cause_of(node, draft.now_s))
+    set_out(draft, node_id)
+    retry_targets(draft, node_id)
 
 
 def change_devices(draft: Draft, event: DevicesChanged) -> None:

@@ -7,6 +7,7 @@ from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, J
 from arena.domain.replacing import replace
 from arena.domain.struck import StruckPlan, without
 from arena.engine.draft import Draft
+from arena.engine.node_state import cause_of
 
 NODE_LOSSES_MIN = 3
 """A lost node is not a job's fault: a training job is granted at least so many restarts after one, whatever its budget.
@@ -15,8 +16,14 @@ A command is not: its ranks may live on behind a cut network, and nothing fences
 its user may say (``retry.restarts_max``) that it can be repeated.
 """
 
+_GOING = frozenset({ReasonCode.NODE_RECLAIMED, ReasonCode.NODE_EMPTIED})
+"""Why attempts stop whose node is to be empty."""
+
 _HOPELESS = frozenset({"config", "data"})
 """Worker errors that a repetition cannot mend."""
+
+_OWN_FAULTS = _HOPELESS | {"oom", "checkpoint"}
+"""Worker errors that no loss of a node explains."""
 
 
 def conclude_job(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
@@ -33,10 +40,20 @@ def conclude_job(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: 
         _end(draft, job, JobState.CANCELLED)
     elif attempt.stop_cause is not None and attempt.stop_cause.names.get("limit") == "time":
         _end_at_time_limit(draft, job)
-    elif _was_asked_to_stop(attempt, outcome):
+    elif _was_asked_to_stop(attempt, outcome) and _may_be_repeated(job, attempt):
         _after_stop(draft, job, attempt)
+    elif _went_with_its_node(draft, job, attempt, outcome):
+        _after_reclaim(draft, job, attempt)
     else:
-        _after_failure(draft, job, attempt, outcome)
+        _after_failure(draft, job, _named(attempt), outcome)
+
+
+def _named(attempt: AttemptRecord) -> AttemptRecord:
+    """Return an attempt that says what it ended of, also where that was the going of its node."""
+    cause = attempt.stop_cause
+    if cause is None or cause.code not in _GOING:
+        return attempt
+    return replace(attempt, error=f"{cause}; {attempt.error}" if attempt.error else str(cause))
 
 
 def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", error: str = "") -> None:
@@ -71,6 +88,12 @@ def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
     return is_wanted and outcome in {EndKind.STOPPED, EndKind.KILLED}
 
 
+def _may_be_repeated(job: JobRecord, attempt: AttemptRecord) -> bool:
+    """Tell whether a job may start anew though its node went: a program that may not be stopped may not be safe to."""
+    is_going = attempt.stop_cause is not None and attempt.stop_cause.code in _GOING
+    return not is_going or job.spec.keeps_checkpoints or job.spec.preemptible or job.wish is Wish.HOLD
+
+
 def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
     if job.wish is Wish.HOLD:
         drop_target(draft, job)
@@ -79,6 +102,29 @@ def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
         draft.put_job(replace(job, state=JobState.RECONFIGURING))
     else:
         draft.put_job(replace(job, state=JobState.QUEUED, reasons=_causes(attempt)))
+
+
+def _went_with_its_node(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> bool:
+    """Tell whether an attempt ended, not as it should, because a node of it went away as had been announced.
+
+    What a foreign program does behind a cut network nothing fences, so only its user may say that it can be repeated.
+    """
+    if not job.spec.keeps_checkpoints or outcome in {EndKind.STOPPED, EndKind.FINISHED}:
+        return False
+    announced = {name for name in attempt.allocation.node_ids if draft.state.nodes[name].empty_at_s is not None}
+    if any(end.kind is EndKind.LOST and end.node_id in announced for end in attempt.ends):
+        return True
+    has_fault = any(end.error_code in _OWN_FAULTS for end in attempt.ends)
+    return attempt.stop_cause is not None and attempt.stop_cause.code in _GOING and not has_fault
+
+
+def _after_reclaim(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
+    """Queue (or hold) a job again; it costs nothing of its budgets, and it waits for nothing but GPUs."""
+    drop_target(draft, job)
+    node_ids = [name for name in attempt.allocation.node_ids if draft.state.nodes[name].empty_at_s is not None]
+    causes = _causes(attempt) or tuple(cause_of(draft.state.nodes[name], draft.now_s) for name in node_ids[:1])
+    state = JobState.HELD if job.wish is Wish.HOLD else JobState.QUEUED
+    draft.put_job(replace(job, state=state, target=None, reasons=causes))
 
 
 def _causes(attempt: AttemptRecord) -> tuple[Reason, ...]:

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from arena.domain.cluster import NodeInfo
-from arena.domain.events import Event, NodeDisconnected, NodeDrainChanged, NodeRegistered
+from arena.domain.events import Event, NodeDisconnected, NodeNoticeChanged, NodeRegistered, ReclaimNotice
 from arena.domain.launch import NodeId
 from arena.errors import UserError
 
@@ -41,6 +41,7 @@ def merged(disturbances: Sequence[Disturbance], nodes: Sequence[NodeInfo], from_
     streams = [_named(index, one.events(nodes, from_s)) for index, one in enumerate(disturbances)]
     causes: dict[NodeId, set[int]] = {node.node_id: set() for node in nodes}
     lives = {node.node_id: 1 for node in nodes}
+    going: dict[NodeId, tuple[float, str]] = {}
     for at_s, index, event in heapq.merge(*streams, key=lambda named: named[0]):
         match event:
             case NodeDisconnected(node_id=node_id):
@@ -51,9 +52,20 @@ def merged(disturbances: Sequence[Disturbance], nodes: Sequence[NodeInfo], from_
                 causes[info.node_id].discard(index)
                 if not causes[info.node_id]:
                     lives[info.node_id] += 1
-                    yield at_s, NodeRegistered(info=_reborn(info, lives[info.node_id]))
+                    notice = _left(going.pop(info.node_id, None), at_s)
+                    yield at_s, NodeRegistered(info=_reborn(info, lives[info.node_id]), notice=notice)
+            case NodeNoticeChanged(node_id=node_id, notice=ReclaimNotice(within_s=within_s, why=why)):
+                going[node_id] = at_s + within_s, why
+                yield at_s, event
             case _:
                 yield at_s, event
+
+
+def _left(going: tuple[float, str] | None, now_s: float) -> ReclaimNotice | None:
+    """Return what a node that comes back in its grace says of its going, which a registration without it would undo."""
+    if going is None or going[0] <= now_s:
+        return None
+    return ReclaimNotice(within_s=going[0] - now_s, why=going[1])
 
 
 def _named(index: int, events: Iterator[Timed]) -> Iterator[tuple[float, int, Event]]:
@@ -130,7 +142,8 @@ class Reclaims:
 
     Args:
         changes: In order of time; what changes before the nodes register is so from the beginning, without grace.
-        grace_s: From the word that a node is asked back, when it takes no more work, until it is gone.
+        grace_s: From the word that a node is asked back, when it takes no more work and what runs there is saved, until
+            it is gone.
         repeat_every_s: After so long the changes come again, and again; None: once.
     """
 
@@ -165,14 +178,14 @@ class Reclaims:
             is_there = comes
             if not is_there:
                 gone_at_s = at_s + self.grace_s if at_s > from_s else from_s
-                drain = NodeDrainChanged(node_id=node.node_id, drain=True, by="its lender", why="asked back")
-                yield max(at_s, from_s), drain
+                if gone_at_s > at_s > from_s:  # else it goes without a word
+                    notice = ReclaimNotice(within_s=self.grace_s, why="asked back")
+                    yield at_s, NodeNoticeChanged(node_id=node.node_id, notice=notice)
                 yield gone_at_s, _lost(node, life, RECLAIMED)
             else:
                 # Lent again within the grace: it comes back once it is gone.
                 back_at_s, life = max(at_s, gone_at_s), life + 1
                 yield back_at_s, NodeRegistered(info=_reborn(node, life))
-                yield back_at_s, NodeDrainChanged(node_id=node.node_id, drain=False, by="its lender")
 
     def _repeated(self, changes: Sequence[Availability]) -> Iterator[tuple[float, bool]]:
         yield from ((one.at_s, one.is_there) for one in changes)

@@ -25,7 +25,9 @@ from arena.domain.events import (
     JobWishChanged,
     NodeDisconnected,
     NodeDrainChanged,
+    NodeNoticeChanged,
     NodeRegistered,
+    ReclaimNotice,
     SchedulerStarted,
     Tick,
     WorkerReported,
@@ -43,6 +45,7 @@ from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
 
 NODES = ("n1", "n2", "n3")
+WITHIN_S = st.sampled_from([None, None, 0.0, 0.5, 20.0, 90.0, 5000.0])
 ENDS = st.sampled_from([EndKind.FAILED, EndKind.KILLED, EndKind.STOPPED, EndKind.LAUNCH_FAILED, EndKind.FINISHED])
 
 
@@ -55,6 +58,7 @@ class ModelNode:
     live: dict[AttemptId, frozenset[str]] = field(default_factory=dict)
     ended: dict[AttemptId, NodeEnd] = field(default_factory=dict)
     epochs: dict[str, int] = field(default_factory=dict)
+    notice: ReclaimNotice | None = None
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -70,6 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.nodes = {name: ModelNode() for name in NODES}
         self.submitted: set[JobId] = set()
         self.terminal: dict[JobId, JobState] = {}
+        self.launched: dict[JobId, set[int]] = {}
         for name in NODES[:2]:
             self.node_registers(name, new_life=True, lose_all=False)
 
@@ -81,6 +86,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.terminal.get(job.job_id, job.state) is job.state, f"{job.job_id} left a terminal state"
             if job.state.is_terminal:
                 self.terminal[job.job_id] = job.state
+        for attempt in step.attempts:
+            if attempt.epoch not in self.launched.setdefault(attempt.job_id, set()):
+                self.launched[attempt.job_id].add(attempt.epoch)
+                leaving = [name for name in attempt.allocation.node_ids if self.engine.state.nodes[name].leaving]
+                assert not leaving, f"{attempt.attempt_id} was given devices of {leaving}, which takes no work"
         for command in step.commands:
             if isinstance(command, BuildGrid):
                 grid = PowerLawGrids().grid(command.spec, command.shape)
@@ -117,9 +127,16 @@ class EngineMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.submitted)))
         self.feed(JobWishChanged(job_id=name, wish=wish, by="ann"))  # type: ignore[arg-type]
 
-    @rule(name=st.sampled_from(NODES), drain=st.booleans())
-    def admin_drains(self, name: str, drain: bool) -> None:
-        self.feed(NodeDrainChanged(node_id=NodeId(name), drain=drain, by="root", why="test"))
+    @rule(name=st.sampled_from(NODES), drain=st.booleans(), within_s=WITHIN_S)
+    def admin_drains(self, name: str, drain: bool, within_s: float | None) -> None:
+        self.feed(NodeDrainChanged(node_id=NodeId(name), drain=drain, by="root", why="test", within_s=within_s))
+
+    @rule(name=st.sampled_from(NODES), within_s=WITHIN_S)
+    def lender_speaks(self, name: str, within_s: float | None) -> None:
+        notice = ReclaimNotice(within_s=within_s, why="test") if within_s is not None else None
+        self.nodes[name].notice = notice
+        if self.nodes[name].connected:
+            self.feed(NodeNoticeChanged(node_id=NodeId(name), notice=notice))
 
     # Agents
 
@@ -136,6 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
                 info=node_info(name, incarnation=f"{name}-{node.incarnation}"),
                 held=tuple(HeldAttempt(attempt_id=held, started=True) for held in sorted(node.live)),
                 ended=tuple(EndedAttempt(attempt_id=key, end=end) for key, end in sorted(node.ended.items())),
+                notice=node.notice,
             )
         )
 
@@ -272,6 +290,16 @@ class EngineMachine(RuleBasedStateMachine):
         if self.steps and isinstance(self.steps[-1].event, Tick):
             wakeup_s = self.engine.next_wakeup_s
             assert wakeup_s is None or wakeup_s > self.now_s, "a driver would spin"
+
+    @invariant()
+    def nothing_is_left_to_run_on_a_node_that_should_be_empty(self) -> None:
+        if not self.steps or not isinstance(self.steps[-1].event, Tick):
+            return
+        for attempt in self.engine.state.attempts.values():
+            for name in set(attempt.allocation.node_ids) - attempt.ended_nodes:
+                empty_at_s = self.engine.state.nodes[name].empty_at_s
+                if empty_at_s is not None and empty_at_s <= self.now_s:
+                    assert attempt.stop_mode == "kill", f"{attempt.attempt_id} is left on {name}"
 
     def teardown(self) -> None:
         if not getattr(self, "steps", None):

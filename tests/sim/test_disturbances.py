@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arena.domain.cluster import ClusterShape, NodeInfo
-from arena.domain.events import Event, NodeDisconnected, NodeDrainChanged, NodeRegistered
+from arena.domain.events import Event, NodeDisconnected, NodeNoticeChanged, NodeRegistered, ReclaimNotice
 from arena.domain.launch import NodeId
 from arena.domain.records import JobState
 from arena.errors import UserError
@@ -97,12 +97,42 @@ def test_words_come_in_order_and_a_node_lent_again_within_its_grace_goes_first()
     )
     events = list(Reclaims(changes=changes, grace_s=50.0).events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0))
     kinds = [(at_s, type(event)) for at_s, event in events]
-    assert kinds == [
-        (100.0, NodeDrainChanged),
-        (150.0, NodeDisconnected),
-        (150.0, NodeRegistered),
-        (150.0, NodeDrainChanged),
+    assert kinds == [(100.0, NodeNoticeChanged), (150.0, NodeDisconnected), (150.0, NodeRegistered)]
+
+
+def test_a_node_that_is_repaired_while_it_is_asked_back_still_goes() -> None:
+    """Asked back at 240 s with 100 s of grace; broken from 250 to 260 s; 80 s are left when it registers."""
+    nodes = list(nodes_of(shape(("cpu", 1, 1))))
+    events = list(merged((Broken(250.0, 260.0), lent((240.0, False), grace_s=100.0)), nodes, 0.0))
+    assert [(at_s, event.notice) for at_s, event in events if isinstance(event, NodeRegistered)] == [
+        (260.0, ReclaimNotice(within_s=80.0, why="asked back"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "ends_at_s", "lost_s"),
+    [
+        (100.0, 250.0 + 20.0 + 7.0 + 250.0, 20.0 + 7.0),
+        (10.0, 260.0 + 15.0 + 7.0 + 300.0, 50.0 + 10.0 + 15.0 + 7.0),
+        (0.0, 250.0 + 15.0 + 7.0 + 300.0, 50.0 + 15.0 + 7.0),
+    ],
+)
+def test_a_word_that_comes_in_time_saves_the_steps(grace_s: float, ends_at_s: float, lost_s: float) -> None:
+    """Asked back at 250 s with 50 steps unsaved; a save takes 20 s, to be given up 15 s, to load 7 s."""
+    replay = Replay(
+        shape=shape(("cpu", 1, 2)),
+        policy=make_policy("fcfs"),
+        grids=GRIDS,
+        costs=replace(FREE, restart=ConstantRestart(first_s=0.0, again_s=7.0), save_s=20.0),
+        config=replace(REPLAY_CONFIG, node_grace_s=15.0, backoff_s=30.0),
+        disturbances=(lent((250.0, False), grace_s=grace_s),),
+        check=True,
+    )
+    retry = {"restarts_max": 9}
+    (outcome,) = replay.run([job("a", 0.0, 500, retry=retry)]).outcomes
+    told_s = 30.0 if grace_s == 0.0 else 0.0  # who is not told counts as failed, and waits
+    assert outcome.ended_at_s == ends_at_s + told_s
+    assert outcome.lost_gpu_seconds == pytest.approx(lost_s)
 
 
 def test_an_unknown_node_in_the_trace_is_named() -> None:
@@ -213,7 +243,7 @@ def test_a_node_that_is_not_there_at_the_beginning_takes_no_job() -> None:
 
 def test_what_repeats_goes_on_for_ever() -> None:
     events = lent((10.0, False), (20.0, True), repeat_every_s=100.0).events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0)
-    lost = [at_s for at_s, event in islice(events, 40) if isinstance(event, NodeDisconnected)]
+    lost = [at_s for at_s, event in islice(events, 20) if isinstance(event, NodeDisconnected)]
     assert lost == [10.0 + 100.0 * turn for turn in range(10)]
 
 

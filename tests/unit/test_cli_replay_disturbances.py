@@ -42,18 +42,27 @@ def replay(arena: Arena, folder: Path, *argv: object, trace: str = "trace.csv") 
     return arena("replay", folder / trace, "--cluster", folder / "cluster.yaml", "--restart-s", 10, "--check", *argv)
 
 
-def test_a_lent_node_is_taken_back_and_its_job_goes_on_from_its_checkpoint(arena: Arena, folder: Path) -> None:
+def test_a_lent_node_is_asked_back_and_its_job_is_saved_and_goes_on(arena: Arena, folder: Path) -> None:
     done = replay(arena, folder, "--disturbances", folder / "lent.yaml", "--json")
     assert done.code == 0, done.err
     [policy] = done.document["policies"]
-    # a: 310 s. b steps from 10 s and is lost at 120 s with 100 of 110 steps saved; the other GPU is free at 310 s.
-    assert policy["whole"]["makespan_s"] == 310 + 10 + 200
-    assert policy["whole"]["avg_jct_s"] == (310 + 520) / 2
+    # a: 310 s. b steps from 10 s and is saved at 100 s, with 90 steps; the other GPU is free at 310 s.
+    assert policy["whole"]["makespan_s"] == 310 + 10 + 210
+    assert policy["whole"]["avg_jct_s"] == (310 + 530) / 2
     assert (policy["whole"]["failed_node_count"], policy["whole"]["reclaimed_node_count"]) == (0, 1)
-    # Two starts, the way there again, ten steps once more, and 15 s until the node is given up.
-    assert policy["whole"]["lost_gpu_hours"] * 3600 == pytest.approx(10 + 10 + 10 + 10 + 15)
+    # Two starts, and one again.
+    assert policy["whole"]["lost_gpu_hours"] * 3600 == pytest.approx(10 + 10 + 10)
     assert done.document["disturbances"]["reclaims"][0]["trace"] == "spot.csv"
     assert set(done.document["sha256"]) == {"trace", "cluster", "disturbances", "availability spot.csv"}
+
+
+def test_a_lent_node_that_goes_without_a_word_costs_what_was_not_saved(arena: Arena, folder: Path) -> None:
+    (folder / "lent.yaml").write_text(LENT.replace("grace_s: 20", "grace_s: 0"))
+    done = replay(arena, folder, "--disturbances", folder / "lent.yaml", "--json")
+    [policy] = done.document["policies"]
+    # b is lost at 100 s, with 50 of 90 steps saved: 40 s of work and 15 s until the node is given up.
+    assert policy["whole"]["makespan_s"] == 310 + 10 + 250
+    assert policy["whole"]["lost_gpu_hours"] * 3600 == pytest.approx(10 + 10 + 10 + 40 + 15)
 
 
 def test_what_happens_to_nodes_is_told_and_kept_apart(arena: Arena, folder: Path) -> None:

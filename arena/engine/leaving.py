@@ -1,0 +1,100 @@
+"""Nodes that are to be empty by an instant: what runs there is saved and goes on elsewhere. Pure: no I/O, no clock.
+
+Why jobs do not simply stop when their node does: a lost node costs each of them the steps since its last checkpoint,
+and the wait until the node is given up.
+"""
+
+from __future__ import annotations
+
+import math
+
+from arena.domain.launch import NodeId
+from arena.domain.reason import Reason
+from arena.domain.records import AttemptRecord, AttemptState, EntryKind, JobRecord, JobState, NodeRecord
+from arena.domain.replacing import replace
+from arena.engine.attempts import empty_at_s, stop_attempt
+from arena.engine.draft import Draft
+from arena.engine.node_state import attempts_on, cause_of
+
+GRACES_TO_SPARE = 2.0
+"""Graces of its job that an attempt is left before its node goes, where it is not stopped long before."""
+
+_ENDS_ITSELF = frozenset({AttemptState.FINISHING, AttemptState.STOPPING})
+
+
+def set_out(draft: Draft, node_id: NodeId) -> None:
+    """Have what runs on a node leave in time, by what is known of its nodes now; or stay, if the word was withdrawn."""
+    for name in attempts_on(draft, draft.state.nodes[node_id]):
+        look_at(draft, draft.state.attempts[name])
+
+
+def look_at(draft: Draft, attempt: AttemptRecord) -> None:
+    """Have an attempt leave if it is time, else note when it will be."""
+    job, until_s = draft.state.jobs[attempt.job_id], empty_at_s(draft, attempt)
+    at_s = None if until_s is None else _leave_at_s(draft, attempt, job, until_s)
+    if until_s is not None and at_s is not None and draft.now_s >= at_s:
+        _leave(draft, attempt, job, until_s)
+    elif at_s != attempt.leave_at_s:
+        draft.put_attempt(replace(attempt, leave_at_s=at_s))
+
+
+def _leave_at_s(draft: Draft, attempt: AttemptRecord, job: JobRecord, until_s: float) -> float | None:
+    """Return when an attempt leaves a node that is to be empty at ``until_s``.
+
+    Early, so that it is saved and starts elsewhere in time. One that may not be stopped, or that will have ended by
+    itself, is left for as long as it can still be saved, since the word may be withdrawn. A program that keeps no
+    checkpoints loses all it did: it is only told shortly before. What is about to end anyway has until the last moment,
+    and what is being killed cannot be made to leave sooner.
+    """
+    if attempt.state in _ENDS_ITSELF:
+        return until_s if attempt.stop_mode != "kill" else None
+    spare_s = until_s - GRACES_TO_SPARE * job.spec.grace_s
+    if not job.spec.keeps_checkpoints:
+        return until_s - job.spec.grace_s
+    if not job.spec.preemptible or own_end_at_s(attempt, job) <= spare_s:
+        return spare_s
+    return min(until_s - draft.config.leave_ahead_s, spare_s)
+
+
+def own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
+    """Return when an attempt will have made its job's last step at its present pace, infinity where nobody can tell."""
+    steps, progress = job.spec.step_limit, job.progress
+    if attempt.first_step_at_s is None or steps is None:
+        return math.inf
+    if progress.step_time_s is None or progress.reported_at_s is None:
+        return math.inf
+    return progress.reported_at_s + max(steps - progress.step, 0) * progress.step_time_s
+
+
+def _leave(draft: Draft, attempt: AttemptRecord, job: JobRecord, until_s: float) -> None:
+    """Have an attempt save and stop, or stop at once where there is nothing to save, or no time."""
+    cause = _cause(draft, attempt)
+    if job.state in {JobState.STARTING, JobState.RUNNING}:
+        _record_preempted(draft, job, cause)
+    is_kill = attempt.first_step_at_s is None or draft.now_s >= until_s
+    attempt = stop_attempt(draft, attempt, "kill" if is_kill else "save", cause)
+    draft.put_attempt(replace(attempt, leave_at_s=None if is_kill else until_s))
+
+
+def _record_preempted(draft: Draft, job: JobRecord, cause: Reason) -> None:
+    count = job.preemption_count + 1
+    draft.put_job(replace(job, state=JobState.PREEMPTING, preemption_count=count, reasons=(cause,)))
+    draft.record(
+        EntryKind.JOB_PREEMPTED,
+        str(cause),
+        job_id=job.job_id,
+        attempt_id=job.attempt_id,
+        preemption_count=count,
+        by=cause.names.get("by"),
+    )
+
+
+def _cause(draft: Draft, attempt: AttemptRecord) -> Reason:
+    """Return why an attempt is to leave: for the first of its nodes that is to be empty."""
+    nodes = [draft.state.nodes[node_id] for node_id in attempt.allocation.node_ids]
+    node = min((node for node in nodes if node.empty_at_s is not None), key=_empty_at)
+    return cause_of(node, draft.now_s)
+
+
+def _empty_at(node: NodeRecord) -> tuple[float, NodeId]:
+    return node.empty_at_s or 0.0, node.node_id
