@@ -60,7 +60,7 @@ def best_prices(
 
 def _dual_prices(columns: Columns, supply: Floats, start: Ints | None) -> Floats:
     """Return the row duals of the whole relaxation."""
-    solver = _quiet_solver()
+    solver = quiet_solver()
     solver.setOptionValue("presolve", "off")
     unit = float(columns.value.max())
     solver.passModel(_model(columns, np.arange(len(columns.job)), supply, unit))
@@ -115,7 +115,7 @@ class _Master:
     def __init__(self, supply: Floats, unit: float) -> None:
         self._rows, self._unit = len(supply), unit
         self._at = np.arange(self._rows + 1, dtype=np.int32)
-        self._solver = _quiet_solver()
+        self._solver = quiet_solver()
         self._solver.addVars(self._rows + 1, np.zeros(self._rows + 1), np.full(self._rows + 1, highspy.kHighsInf))
         self._solver.changeColsCost(self._rows + 1, self._at, np.r_[supply, 1.0])
 
@@ -143,7 +143,7 @@ def branched(columns: Columns, supply: Floats, keep: Ints, start: Ints, *, nodes
         nodes: Nodes at most.
         gap: Relative gap that is good enough.
     """
-    solver = _quiet_solver()
+    solver = quiet_solver()
     solver.setOptionValue("mip_max_nodes", nodes)
     solver.setOptionValue("mip_rel_gap", gap)
     for name, value in _BRANCHING.items():
@@ -202,7 +202,7 @@ class _Solver(highspy.Highs):
         """Leave them off."""
 
 
-def _quiet_solver() -> Any:
+def quiet_solver() -> Any:
     """Return HiGHS, silent and on one thread: the same input gives the same answer."""
     solver = _Solver()  # type: ignore[no-untyped-call]
     solver.setOptionValue("output_flag", False)
