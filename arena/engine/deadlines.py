@@ -44,7 +44,8 @@ def of_job(job: JobRecord, config: EngineConfig) -> Sequence[float]:
     due_s = _promised_end_s(job)
     promised = () if due_s is None else (due_s,)
     if job.state is JobState.QUEUED:
-        return (*promised, job.not_before_s) if job.not_before_s > 0 else promised
+        # One that was over when the job was queued again has nothing to wake.
+        return (*promised, job.not_before_s) if job.not_before_s > job.changed_at_s else promised
     stalls_at_s = _stalls_at_s(job, config)
     return promised if stalls_at_s is None else (*promised, stalls_at_s)
 
