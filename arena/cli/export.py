@@ -100,9 +100,13 @@ class _Export:
 
         live = list(self._logged(_LIVE, advance))
         self.live_count = len(live)
-        self.exported_at_s = self.client.status(job_count_max=1).now_s
+        status = self.client.status(job_count_max=1)
+        self.exported_at_s = status.now_s
         yield from log_lines(
-            self._counted(live, advance), exported_at_s=self.exported_at_s, arena_version=software_version()
+            self._counted(live, advance),
+            exported_at_s=self.exported_at_s,
+            arena_version=software_version(),
+            restart_s=status.restart_s,
         )
 
     def _counted(self, live: list[LogJob], advance: Advance) -> Iterator[LogJob]:

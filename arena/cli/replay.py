@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,9 @@ if TYPE_CHECKING:
     help="Of the log-normal error of predicted lengths.",
 )
 @click.option(
-    "--restart-s", type=FiniteRange(0, 1e9), default=60.0, show_default=True, help="Seconds of every start and restart."
+    "--restart-s",
+    type=FiniteRange(0, 1e9),
+    help="Seconds of every start and restart; default: what the log of a scheduler says, else 60.",
 )
 @click.option(
     "--restart-per-gpu-s", type=FiniteRange(0, 1e9), help="So many seconds for each GPU instead, up to --restart-s."
@@ -100,6 +102,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds on one more GPU, charged to the job, until it is known how fast it would be; commands need none.",
 )
+@click.option("--ignore-budgets", is_flag=True, help="Jobs of a scheduler's log may cost whatever they cost.")
 @click.option(
     "--disturbances",
     "disturbances_file",
@@ -161,6 +164,8 @@ def replay(app: App, file: str, **options: Any) -> None:
     directory = _directory(options)
     settings = _settings(options, policies)
     trace = _part(read_with_options(file, options), options)
+    if options["restart_s"] is None and trace.restart_s is not None:
+        settings = replace(settings, restart_s=trace.restart_s)
     files = Files(
         cluster=options["cluster_file"],
         grids=options["grids"],
@@ -219,9 +224,10 @@ def _settings(options: dict[str, Any], policies: Sequence[str]) -> ReplayOptions
     if options["process_count"] == 0:
         raise UserError("--jobs 0 runs nothing", fix="give a number from 1 on, or -1 for one for each core")
     options["projects"] = project_shares(options["projects"])
-    own = {field.name: options[field.name] for field in fields(ReplayOptions) if field.name in options}
+    own = {field.name: options[field.name] for field in fields(ReplayOptions) if options.get(field.name) is not None}
     return ReplayOptions(
         drops_unplaceable=options["drop_unplaceable"],
+        ignores_budgets=options["ignore_budgets"],
         needs_data_parallel=any(is_data_parallel(policy_named(name)) for name in policies),
         **own,
     )

@@ -13,7 +13,6 @@ from arena.cli.json_form import document, dumps
 from arena.cli.quoting import escaped, quoted
 from arena.cli.replay_inputs import Inputs
 from arena.cli.replay_jobs import Prepared
-from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_results import Study, figures_csv, jobs_csv
 from arena.cli.replay_runs import code_digest, write_file
 from arena.cli.replay_tables import TextTable, numbers, tables_of
@@ -84,8 +83,10 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         *(("", escaped(change)) for change in first.trace.changes),
         ("cluster", f"{inputs.cluster.shape.gpu_count:,} GPUs: {_types_text(inputs)}"),
         ("lengths", _lengths_text(inputs)),
-        ("changes", _changes_text(inputs.options)),
+        ("changes", _changes_text(inputs)),
     ]
+    if budgets := sum(one.spec.budget_usd is not None for one in first.scenario.jobs):
+        rows.append(("budgets", f"of {budgets:,} jobs; who cannot pay on is given up"))
     if inputs.disturbances is not None:
         rows += [("nodes" if index == 0 else "", text) for index, text in enumerate(_losses_texts(inputs.disturbances))]
     if inputs.table is None and any(one.spec.workload is not None for one in first.scenario.jobs):
@@ -117,8 +118,10 @@ def _lengths_text(inputs: Inputs) -> str:
     return texts[options.lengths]
 
 
-def _changes_text(options: ReplayOptions) -> str:
-    start = f"start {options.restart_s:g} s"
+def _changes_text(inputs: Inputs) -> str:
+    options = inputs.options
+    start = f"start {options.restart_s:.3g} s" if options.restart_s == inputs.trace.restart_s else ""
+    start = f"{start}, as the log says" if start else f"start {options.restart_s:g} s"
     if options.restart_per_gpu_s is not None:
         start = f"start {options.restart_per_gpu_s:g} s a GPU, {options.restart_s:g} s at most"
     parts = [start]

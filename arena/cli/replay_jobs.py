@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from arena.cli.replay_inputs import Inputs
 from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_tenants import with_projects
-from arena.domain.job import RetrySpec
+from arena.domain.job import JobId, JobSpec, RetrySpec
 from arena.domain.trace import TraceJob
 from arena.engine.config import EngineConfig
 from arena.errors import UserError
@@ -81,7 +81,7 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
         is_rigid=options.is_rigid,
         until_s=math.inf if options.until_s is None else options.until_s,
         checks_all=options.checks_all,
-        config=_config(inputs),
+        config=_config(inputs, jobs),
     )
     return Prepared(
         scenario=scenario,
@@ -91,8 +91,13 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
     )
 
 
-def _config(inputs: Inputs) -> EngineConfig:
+def _config(inputs: Inputs, jobs: Sequence[Asked]) -> EngineConfig:
     config = replace(STUDY_CONFIG, tenants=inputs.tenants) if inputs.tenants else STUDY_CONFIG
+    if inputs.trace.restart_s is not None:  # the scheduler of the log went by it, so the replayed one may
+        config = replace(config, restart_s=inputs.options.restart_s)
+    if any(one.spec.budget_usd is not None for one in jobs):
+        prices = {name: gpu_type.usd_per_hour for name, gpu_type in inputs.cluster.gpu_types.items()}
+        config = replace(config, usd_per_hour=prices)
     plan = inputs.disturbances
     return config if plan is None else replace(config, node_grace_s=plan.spec.node_grace_s)
 
@@ -104,7 +109,7 @@ def _asked(trace: Trace, inputs: Inputs, grids: ReplayGrids) -> tuple[tuple[Aske
         grids=grids,
         shape=inputs.cluster.shape,
         step_share=options.steps,
-        specs=trace.spec_by_job,
+        specs=_without_budgets(trace.spec_by_job) if options.ignores_budgets else trace.spec_by_job,
         needs_data_parallel=options.needs_data_parallel,
     )
     asked, unplaceable = parted(map(asking.asked, trace.jobs))
@@ -114,6 +119,10 @@ def _asked(trace: Trace, inputs: Inputs, grids: ReplayGrids) -> tuple[tuple[Aske
         for one in asked:
             checkpoint_bytes(one.spec)
     return asked, unplaceable
+
+
+def _without_budgets(specs: Mapping[JobId, JobSpec]) -> dict[JobId, JobSpec]:
+    return {job_id: spec.model_copy(update={"budget_usd": None}) for job_id, spec in specs.items()}
 
 
 def _hardened(asked: Asked, plan: DisturbancePlan) -> Asked:

@@ -36,6 +36,7 @@ class ReplayOptions:
         steps: Share of the steps that the trace states.
         needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
         projects: Shares of the jobs without a project that are dealt to each.
+        ignores_budgets: Whether budgets of specifications bind nobody.
     """
 
     load: float | None = None
@@ -54,6 +55,7 @@ class ReplayOptions:
     drops_unplaceable: bool = False
     needs_data_parallel: bool = False
     projects: tuple[tuple[str, float], ...] = ()
+    ignores_budgets: bool = False
 
     def __post_init__(self) -> None:
         if self.storage_gb_per_s is not None and self.restart_per_gpu_s is not None:

@@ -79,6 +79,8 @@ def tables_of(study: Study) -> list[TextTable]:
     found.append(_sizes_table(study))
     if any(study.mean(policy, "whole", one.figure) for policy in study.policies for one in _LOSSES[:2]):
         found.append(_losses_table(study))
+    if any(study.mean(policy, "whole", "given_up_job_count") for policy in study.policies):
+        found.append(_budgets_table(study))
     if study.runs[0]["tenants"]:
         found.append(_tenants_table(study))
     if any((study.mean(policy, "whole", "deadline_count") or 0) > 0 for policy in study.policies):
@@ -142,6 +144,17 @@ def _losses_table(study: Study) -> TextTable:
         columns=("POLICY", *(one.heading for one in _LOSSES)),
         rows=tuple((escaped(policy), *_cells(study, policy, "whole", _LOSSES)) for policy in study.policies),
         note="nodes lost until the last job had ended; GPU-hours lost for whatever cause",
+    )
+
+
+def _budgets_table(study: Study) -> TextTable:
+    return TextTable(
+        title="BUDGETS",
+        columns=("POLICY", "GIVEN_UP"),
+        rows=tuple(
+            (escaped(policy), _count(study, policy, "whole", "given_up_job_count")) for policy in study.policies
+        ),
+        note="jobs that were stopped for their budgets, or could not pay for any way to their end; they count as ended",
     )
 
 

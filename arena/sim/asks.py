@@ -26,6 +26,8 @@ from arena.sim.world import Fate
 TRACED = CommandSpec(argv=("traced",))
 """What a job runs of which nothing but its duration is known."""
 
+_TERMS = ("priority", "weight", "budget_usd", "preemptible", "grace_s")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -123,6 +125,8 @@ class Asking:
                 fix="leave it out of the trace, or say with --mapping what its kind of job trains",
             )
         gpus = GpuLimits(count=job.gpu_count)
+        if own is not None:  # what its user said of it beside what it runs
+            fields |= {name: getattr(own, name) for name in _TERMS}
         return JobSpec(command=TRACED, kind=JobKind.RIGID, gpus=gpus, **fields), job.duration_s
 
     def _found(self, job: TraceJob, spec: JobSpec) -> _Found | str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
-from arena.domain.events import Event, JobSubmitted, NodeRegistered
+from arena.domain.events import Event, JobSubmitted, JobWishChanged, NodeRegistered
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
@@ -17,6 +17,7 @@ from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
+from arena.sim.budgets import GIVEN_UP, Budgets
 from arena.sim.costs import SimCosts
 from arena.sim.disturbances import Disturbance, merged
 from arena.sim.kernel import Kernel
@@ -94,11 +95,14 @@ class Replay:
             InternalError: An invariant broke, or jobs are left that will never end.
         """
         ledger = Ledger(step_s=self._step_s(jobs), profile_s=self.costs.profile_s, profile_gpus=self.costs.profile_gpus)
+        budgets = Budgets.of(job.spec for job in jobs)
 
         def watching(step: Step) -> None:
             ledger.watch(step)
             if watch is not None:
                 watch(step)
+            for job_id in () if budgets is None else budgets.given_up(step, simulation.engine.state):
+                simulation.at(step.at_s, JobWishChanged(job_id=job_id, wish="cancel", by=GIVEN_UP))
 
         begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
         simulation = Simulation(

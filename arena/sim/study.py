@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import Event, NodeDisconnected
+from arena.domain.events import Event, JobWishChanged, NodeDisconnected
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId
 from arena.engine.config import EngineConfig
@@ -25,6 +25,7 @@ from arena.policies.arena_greedy import ArenaGreedy
 from arena.policies.base import Policy
 from arena.policies.registry import gives_what_is_asked, make_policy
 from arena.sim.asks import Asked, Lengths, Telling, replay_jobs
+from arena.sim.budgets import GIVEN_UP
 from arena.sim.checks import Watchdog
 from arena.sim.costs import SimCosts
 from arena.sim.disturbances import RECLAIMED, Disturbance
@@ -135,10 +136,11 @@ class RunResult:
 
 @dataclass(slots=True, kw_only=True)
 class Losses:
-    """Counts nodes that went away while jobs were there, by cause."""
+    """Counts nodes that went away while jobs were there, by cause, and jobs that were given up for their budgets."""
 
     failed_node_count: int = 0
     reclaimed_node_count: int = 0
+    given_up_job_count: int = 0
 
     def watch(self, step: Step) -> None:
         """Take a step into account."""
@@ -147,6 +149,8 @@ class Losses:
                 self.reclaimed_node_count += 1
             case NodeDisconnected():
                 self.failed_node_count += 1
+            case JobWishChanged(by=by) if by == GIVEN_UP:
+                self.given_up_job_count += 1
             case _:
                 pass
 

@@ -138,6 +138,8 @@ class ClusterView:
             decision_time_s=self._driver.decision_time_s,
             warnings=(*self._warnings, *_skew_warnings(state), *warnings_of(self.tenants, state)),
             tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
+            restart_s=state.restart_s,
+            restart_sample_count=state.restart_sample_count,
         )
 
     def _first_jobs(self, jobs: list[JobRecord], caller: Caller, count_max: int) -> tuple[JobView, ...]:

@@ -22,7 +22,7 @@ from tests.fakes.scheduler_server import FakeScheduler
 @pytest.fixture
 def fake() -> Iterator[FakeScheduler]:
     with FakeScheduler() as server:
-        server.status = canned.status()
+        server.status = replace(canned.status(), restart_s=3.5)
         server.attempts = [canned.BEFORE, canned.TRAINING, canned.COMMAND]
         for job in (*canned.waiting_jobs(), canned.command_job(), canned.training_job()):
             server.add_job(job)
@@ -53,6 +53,7 @@ def test_every_job_of_ours_is_in_the_log_once(arena: Arena, fake: FakeScheduler,
     assert fake.status is not None
     assert lines[0]["exported_at_s"] == told["exported_at_s"] == fake.status.now_s
     assert next(job for job in read_trace(file).jobs if job.job_id == "old").step_count == 70
+    assert read_trace(file).restart_s == 3.5
     training = next(line for line in lines if line.get("job_id") == canned.training_job().job_id)
     assert [one["epoch"] for one in training["attempts"]] == sorted(
         one.epoch for one in fake.attempts if one.job_id == canned.training_job().job_id

@@ -47,7 +47,7 @@ def read_trace(
             sha256=file.sha256(),
             ignored_columns=reading.ignored_columns,
         )
-    return collector.trace(source)
+    return collector.trace(source, restart_s=reading.restart_s)
 
 
 def _begun(lines: Lines, named: TraceFormat | None) -> tuple[TraceFormat, Reading]:
@@ -93,7 +93,7 @@ class _Collector:
                 return
         self._keep(row, wanted)
 
-    def trace(self, source: Source) -> Trace:
+    def trace(self, source: Source, *, restart_s: float | None) -> Trace:
         """Return all that was taken in."""
         accounting = Accounting(
             row_count=self._row_count,
@@ -102,7 +102,7 @@ class _Collector:
             repaired_lines={defect: tuple(lines) for defect, lines in self._repaired.items()},
         )
         jobs = tuple(sorted(self._jobs, key=order))
-        return Trace(source=source, jobs=jobs, accounting=accounting, spec_by_job=self._specs)
+        return Trace(source=source, jobs=jobs, accounting=accounting, spec_by_job=self._specs, restart_s=restart_s)
 
     def _with_own_id(self, row: Parsed) -> Parsed:
         """Return the row under an id that no other has; a defect says so where that is not its own."""

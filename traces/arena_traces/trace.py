@@ -96,6 +96,7 @@ class Trace:
         changes: What was done to the trace after it was read, one sentence each, in order.
         draws: What chance gave its jobs, in the order of the jobs.
         spec_by_job: Specifications, where the source has them (Arena's own log).
+        restart_s: What a restart took where the jobs ran, None where the source does not say.
     """
 
     source: Source
@@ -104,6 +105,7 @@ class Trace:
     changes: tuple[str, ...] = ()
     draws: tuple[Draw, ...] = ()
     spec_by_job: Mapping[JobId, JobSpec] = field(default_factory=dict)
+    restart_s: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.jobs) != self.accounting.job_count:

@@ -42,6 +42,8 @@ def status_to_proto(view: StatusView) -> pb.GetStatusResponse:
         decision_time_s=view.decision_time_s,
         warnings=view.warnings,
         tenants=[_tenant_to_proto(tenant) for tenant in view.tenants],
+        restart_s=view.restart_s,
+        restart_sample_count=view.restart_sample_count,
     )
 
 
@@ -67,6 +69,8 @@ def status_from_proto(message: pb.GetStatusResponse) -> StatusView:
         decision_time_s=message.decision_time_s,
         warnings=tuple(message.warnings),
         tenants=tuple(_tenant_from_proto(tenant) for tenant in message.tenants),
+        restart_s=optional(message, "restart_s"),
+        restart_sample_count=message.restart_sample_count,
     )
 
 

@@ -67,10 +67,12 @@ class Reading:
 
     Args:
         rows: One for each row of the file, in order; raises TraceError where the file as a whole is at fault.
+        restart_s: What a restart took where the jobs ran, None where the file does not say.
     """
 
     rows: Iterator[Row]
     ignored_columns: tuple[str, ...] = ()
+    restart_s: float | None = None
 
 
 class TraceFormat(Protocol):

@@ -36,6 +36,7 @@ class LogHead(Model):
     Attributes:
         exported_at_s: Until when it tells.
         arena_version: Which Arena wrote it.
+        restart_s: What its scheduler goes by for a restart (save, stop, start, load), as measured where some were.
     """
 
     kind: Literal["head"] = "head"
@@ -43,6 +44,7 @@ class LogHead(Model):
     version: Annotated[int, Field(ge=1)] = LOG_VERSION
     exported_at_s: Instant
     arena_version: str = ""
+    restart_s: Instant | None = None
 
 
 class LogAttempt(Model):
@@ -142,7 +144,7 @@ class _ArenaLog:
         if head.version > LOG_VERSION:
             why = f"it has version {head.version}, this Arena knows {LOG_VERSION}"
             raise lines.error(Defect.UNKNOWN_FORMAT, "a later version of Arena wrote the log", why=why)
-        return Reading(rows=_rows(head, rest, lines))
+        return Reading(rows=_rows(head, rest, lines), restart_s=head.restart_s)
 
 
 ARENA_LOG = _ArenaLog()

@@ -11,15 +11,18 @@ from arena.rpc.views import AttemptView, JobView
 from arena_traces.formats.event_log import LogAttempt, LogEnd, LogHead, LogJob
 
 
-def log_lines(jobs: Iterable[LogJob], *, exported_at_s: float, arena_version: str = "") -> Iterator[str]:
+def log_lines(
+    jobs: Iterable[LogJob], *, exported_at_s: float, arena_version: str = "", restart_s: float | None = None
+) -> Iterator[str]:
     """Yield a log's lines, each with its end.
 
     Args:
         jobs: In any order.
         exported_at_s: When they were so, on the scheduler's clock; no instant of theirs is later.
         arena_version: Which Arena writes.
+        restart_s: What the scheduler goes by for a restart.
     """
-    yield _line(LogHead(exported_at_s=exported_at_s, arena_version=arena_version))
+    yield _line(LogHead(exported_at_s=exported_at_s, arena_version=arena_version, restart_s=restart_s))
     job_count = 0
     for job in jobs:
         job_count += 1

@@ -1,0 +1,100 @@
+"""``arena replay`` of a scheduler's log goes by what that scheduler went by: budgets of jobs, the cost of a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arena.cli.main import run
+from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.job import JobId
+from arena.domain.launch import AttemptId
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import AttemptRecord, EndKind, JobState
+from arena_traces.formats.log_writing import log_job, log_lines
+from tests.builders import command_spec, job_record
+from tests.fakes.command_line import Arena, Done
+
+RAN_S = 1_000.0
+"""Of every job, at 1 USD a second."""
+
+
+@pytest.fixture
+def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
+    def call(*argv: object) -> Done:
+        code = run([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call
+
+
+def ran(job_id: str, **fields: Any) -> Any:
+    """What a log says of a program that ran once to its end."""
+    job = job_record(job_id, command_spec(job_id, **fields), state=JobState.SUCCEEDED)
+    attempt = AttemptRecord(
+        attempt_id=AttemptId(f"{job_id}.1"),
+        job_id=JobId(job_id),
+        epoch=1,
+        plan=None,
+        group=GpuGroup.of("cpu", [1]),
+        estimate=None,
+        allocation=Allocation(shares=()),
+        master_addr="127.0.0.1",
+        master_port=1,
+        cause=reason(ReasonCode.NOT_YET_EVALUATED),
+        decision_index=1,
+        decided_at_s=0.0,
+        launched_at_s=0.0,
+        first_step_at_s=0.0,
+        ended_at_s=RAN_S,
+        outcome=EndKind.FINISHED,
+    )
+    return log_job(job, job.spec, [attempt])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    jobs = [ran("rich", budget_usd=1_100.0), ran("poor", budget_usd=500.0, grace_s=50.0), ran("free")]
+    (tmp_path / "log.jsonl").write_text("".join(log_lines(jobs, exported_at_s=10_000.0, restart_s=25.0)))
+    cluster = "nodes: [{type: cpu, count: 3, gpus: 1}]\ngpu_types: {cpu: {usd_per_hour: 3600}}\n"
+    (tmp_path / "cluster.yaml").write_text(cluster)
+    return tmp_path
+
+
+def replayed(arena: Arena, folder: Path, *argv: object) -> dict[str, dict[str, Any]]:
+    """The figures of a replay by policy."""
+    done = arena("replay", folder / "log.jsonl", "--cluster", folder / "cluster.yaml", "--check", "--json", *argv)
+    assert done.code == 0, done.err
+    return {one["policy"]: one["whole"] for one in done.document["policies"]}
+
+
+def test_who_cannot_pay_on_is_given_up_where_each_policy_sees_it(arena: Arena, folder: Path) -> None:
+    found = replayed(arena, folder, "--policy", "fcfs,arena")
+    assert [one["given_up_job_count"] for one in found.values()] == [1, 1]
+    fcfs_s, arena_s = (one["gpu_hours"] * 3600 for one in found.values())
+    assert arena_s == pytest.approx(2 * (RAN_S + 25)), "it is never started where it cannot pay for its end"
+    assert fcfs_s == pytest.approx(arena_s + 450), "it is stopped in time for its saving to be paid for"
+
+
+def test_budgets_can_be_left_aside(arena: Arena, folder: Path) -> None:
+    found = replayed(arena, folder, "--policy", "fcfs,arena", "--ignore-budgets")
+    for figures in found.values():
+        assert figures["given_up_job_count"] == 0
+        assert figures["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + 25))
+
+
+def test_a_restart_costs_what_the_log_says_unless_told_otherwise(arena: Arena, folder: Path) -> None:
+    told = replayed(arena, folder, "--ignore-budgets", "--restart-s", 5)
+    assert told["fcfs"]["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + 5))
+    done = arena("replay", folder / "log.jsonl", "--cluster", folder / "cluster.yaml")
+    assert "start 25 s, as the log says" in done.out
+    assert "budgets     of 2 jobs; who cannot pay on is given up" in done.out
+    assert "BUDGETS" in done.out
+
+
+def test_a_log_that_does_not_say_costs_a_minute_as_any_other_trace(arena: Arena, folder: Path) -> None:
+    (folder / "log.jsonl").write_text("".join(log_lines([ran("one")], exported_at_s=10_000.0)))
+    assert replayed(arena, folder)["fcfs"]["gpu_hours"] * 3600 == pytest.approx(RAN_S + 60)
