@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from arena.domain.allocation import Allocation, GpuGroup, GroupPart, NodeShare
 from arena.domain.cluster import Device, NodeInfo, NodeState
-from arena.domain.events import EndedAttempt, HeldAttempt, NodeRegistered
+from arena.domain.events import EndedAttempt, HeldAttempt, NodeRegistered, ReclaimNotice
 from arena.domain.grid import Estimate
 from arena.domain.launch import (
     CheckpointFailed,
@@ -222,13 +222,15 @@ node_infos = st.builds(
     problem=maybe(texts),
     clock_skew_s=st.integers(-1000, 1000).map(float),
 )
+drains = st.builds(Drain, by=words, at_s=instants, why=texts, until_s=maybe(instants))
 nodes = st.builds(
     NodeRecord,
     node_id=words,
     info=node_infos,
     state=st.sampled_from(NodeState),
     state_cause=texts,
-    drain=maybe(st.builds(Drain, by=words, at_s=instants, why=texts)),
+    drain=maybe(drains),
+    notice=maybe(drains),
     disconnected_at_s=maybe(instants),
     launch_failure_count=naturals,
 )
@@ -330,6 +332,9 @@ reports = st.one_of(
 )
 
 
+notices = st.builds(ReclaimNotice, within_s=instants, why=texts)
+
+
 @st.composite
 def registrations(draw: st.DrawFn) -> NodeRegistered:
     """Registrations whose ends name the node itself."""
@@ -339,6 +344,7 @@ def registrations(draw: st.DrawFn) -> NodeRegistered:
     return NodeRegistered(
         info=info,
         held=tuple(draw(st.lists(held, max_size=2))),
+        notice=draw(maybe(notices)),
         ended=tuple(
             EndedAttempt(
                 attempt_id=attempt_id,

@@ -41,6 +41,7 @@ from arena_agent.machine import (
     handle,
 )
 from arena_agent.news import Newsroom
+from arena_agent.notice import NoticeFile
 from arena_agent.procfs import ProcessIdentity, is_alive
 from arena_agent.shares import ShareKeeper
 
@@ -62,6 +63,7 @@ class Agent:
         starter: Starts supervisors.
         keeper: Watches, stops and clears away shares.
         logs_kept_max: Ended attempts whose files are kept.
+        notice: Says when the node will be taken away.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Agent:
         starter: Starter,
         keeper: ShareKeeper,
         logs_kept_max: int,
+        notice: NoticeFile,
     ) -> None:
         self._info = info
         self._state = state
@@ -84,6 +87,7 @@ class Agent:
         self._starter = starter
         self._keeper = keeper
         self._logs_kept_max = logs_kept_max
+        self._notice = notice
         self._news = Newsroom(files, boot_s)
         self._logs = LogSender(files)
         self._may_have_news = asyncio.Event()
@@ -254,13 +258,15 @@ class Agent:
     def registration(self) -> NodeRegistered:
         """Return the full inventory."""
         self._check_devices()
-        held, ended = self._news.begin(self._state, self._inventory)
+        notice = self._notice.read()
+        held, ended = self._news.begin(self._state, self._inventory, notice)
         info = replace(self._info, devices=self._inventory.devices, problem=self._inventory.problem)
-        return NodeRegistered(info=info, held=held, ended=ended)
+        word = notice.left(boot_s()) if notice is not None else None
+        return NodeRegistered(info=info, held=held, ended=ended, notice=word)
 
     def news(self) -> Iterable[News]:
         """Return what was not yet said."""
-        return tuple(self._news.collect(self._state, self._inventory))
+        return tuple(self._news.collect(self._state, self._inventory, self._notice.read()))
 
     async def wait_for_news(self, limit_s: float) -> None:
         """Return when there may be news, or after the limit."""

@@ -28,6 +28,7 @@ from arena_agent.lock import directory_lock
 from arena_agent.machine import AgentState, after_reboot, replay
 from arena_agent.memory import memory_limit_bytes
 from arena_agent.network import own_address
+from arena_agent.notice import NoticeFile
 from arena_agent.nvml import NvmlDevices
 from arena_agent.places import visible_places
 from arena_agent.processes import marked_attempts
@@ -132,6 +133,7 @@ async def _run(config: AgentConfig, files: StateFiles) -> int:
             starter=Starter(config=config, files=files, devices=devices, address=address, warm=warm),
             keeper=ShareKeeper(NodeId(config.node_id), files, config.supervisor_margin_s),
             logs_kept_max=config.logs_kept_max,
+            notice=NoticeFile(config.notice_file or files.notice, boot_s=boot_s, wall_s=wall_s),
         )
         return await _live(agent, Link(config, agent), warm, _strays(files, state))
 

@@ -32,6 +32,8 @@ class AgentConfig:
         log_cap_bytes: Most that is kept of one rank's output.
         logs_kept_max: Ended attempts whose files are kept.
         warm_launcher: Keep a process with torch imported, from which ranks are forked.
+        notice_file: Says, while it is there, that the node will be taken away (``arena_agent.notice``); None: the file
+            ``notice`` in the state directory.
         supervisor_margin_s: How long a supervisor may take beyond the grace to clear up and say its last word.
         environ: Environment of the agent's user, which its jobs inherit.
     """
@@ -53,6 +55,7 @@ class AgentConfig:
     log_cap_bytes: int = 100 * MIB
     logs_kept_max: int = 200
     warm_launcher: bool = True
+    notice_file: Path | None = None
     supervisor_margin_s: float = 15.0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ), repr=False)
 

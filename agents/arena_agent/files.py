@@ -145,6 +145,11 @@ class StateFiles:
         return self.directory / "devices"
 
     @property
+    def notice(self) -> Path:
+        """Says, while it is there, that the node will be taken away, where no other file does."""
+        return self.directory / "notice"
+
+    @property
     def launcher_log(self) -> Path:
         """What the warm launcher printed."""
         return self.directory / "launcher.log"

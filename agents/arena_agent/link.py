@@ -11,13 +11,21 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from arena.domain.events import AttemptEnded, AttemptStarted, DevicesChanged, NodeRegistered, WorkerReported
+from arena.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    DevicesChanged,
+    NodeNoticeChanged,
+    NodeRegistered,
+    WorkerReported,
+)
 from arena.errors import AlreadyRunningError, ArenaError, UnavailableError, UserError
 from arena.rpc.codec import (
     Verdict,
     attempt_ended_to_proto,
     attempt_started_to_proto,
     devices_changed_to_proto,
+    notice_changed_to_proto,
     register_to_proto,
     verdict_from_proto,
     worker_report_to_proto,
@@ -28,7 +36,7 @@ from arena.rpc.v1.agent_service_pb2_grpc import AgentServiceStub
 from arena_agent.clock import wall_s
 from arena_agent.config import AgentConfig
 
-News = AttemptStarted | WorkerReported | AttemptEnded | DevicesChanged
+News = AttemptStarted | WorkerReported | AttemptEnded | DevicesChanged | NodeNoticeChanged
 Call = grpc.aio.StreamStreamCall[pb.OpenSessionRequest, pb.OpenSessionResponse]
 
 _BACKOFF_S_MIN = 0.2
@@ -255,3 +263,5 @@ def _news_to_proto(item: News) -> pb.OpenSessionRequest:
             return pb.OpenSessionRequest(attempt_ended=attempt_ended_to_proto(item.attempt_id, item.end))
         case DevicesChanged():
             return pb.OpenSessionRequest(devices_changed=devices_changed_to_proto(item))
+        case NodeNoticeChanged():
+            return pb.OpenSessionRequest(notice_changed=notice_changed_to_proto(item))

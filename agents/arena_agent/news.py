@@ -10,6 +10,7 @@ from arena.domain.events import (
     DevicesChanged,
     EndedAttempt,
     HeldAttempt,
+    NodeNoticeChanged,
     WorkerReported,
 )
 from arena.domain.launch import AttemptId
@@ -17,6 +18,7 @@ from arena_agent.devices import Inventory
 from arena_agent.files import StateFiles
 from arena_agent.link import News
 from arena_agent.machine import AgentState, HeldShare
+from arena_agent.notice import Notice
 from arena_agent.reports import ReportTail
 
 _REPEAT_END_S = 5.0
@@ -37,9 +39,10 @@ class Newsroom:
         self._started: set[AttemptId] = set()
         self._end_said_s: dict[AttemptId, float] = {}
         self._inventory: Inventory | None = None
+        self._notice: Notice | None = None
 
     def begin(
-        self, state: AgentState, inventory: Inventory
+        self, state: AgentState, inventory: Inventory, notice: Notice | None
     ) -> tuple[tuple[HeldAttempt, ...], tuple[EndedAttempt, ...]]:
         """Begin a stream: return what the registration says of the shares.
 
@@ -54,13 +57,18 @@ class Newsroom:
         self._started = {share.attempt_id for share in held if share.is_started}
         self._end_said_s = dict.fromkeys(names, self._boot_s())
         self._inventory = inventory
+        self._notice = notice
         return (
             tuple(HeldAttempt(attempt_id=share.attempt_id, started=share.is_started) for share in held),
             tuple(EndedAttempt(attempt_id=share.attempt_id, end=share.end) for share in over if share.end),
         )
 
-    def collect(self, state: AgentState, inventory: Inventory) -> Iterator[News]:
-        """Yield what is new: devices, then for each share that it is up, what its workers say, that it ended."""
+    def collect(self, state: AgentState, inventory: Inventory, notice: Notice | None) -> Iterator[News]:
+        """Yield what is new: whether the node goes, devices, of each share that it is up, its reports, its end."""
+        if notice != self._notice:
+            self._notice = notice
+            word = notice.left(self._boot_s()) if notice is not None else None
+            yield NodeNoticeChanged(node_id=state.node_id, notice=word)
         if inventory != self._inventory:
             self._inventory = inventory
             yield DevicesChanged(node_id=state.node_id, devices=inventory.devices, problem=inventory.problem)

@@ -6,8 +6,10 @@ import click
 
 from arena.cli import words
 from arena.cli.app import App, command
+from arena.cli.numbers import Duration
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
+from arena.domain.records import Drain
 from arena.rpc.views import NodeView
 
 
@@ -48,8 +50,12 @@ def _row(node: NodeView) -> tuple[str, ...]:
 def _why(node: NodeView) -> str:
     causes = [escaped(node.state_cause)] if node.state_cause else []
     if node.drain is not None:
-        causes.append(f"drained by {escaped(node.drain.by)}: {escaped(node.drain.why)}")
+        causes.append(f"drained by {escaped(node.drain.by)}: {escaped(node.drain.why)}" + _until(node.drain))
     return "; ".join(causes) or words.NOTHING
+
+
+def _until(drain: Drain) -> str:
+    return "" if drain.until_s is None else f", empty by {words.time_text(drain.until_s)}"
 
 
 def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
@@ -70,10 +76,15 @@ def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
 @command(short_help="Take a node out of use.")
 @click.argument("node_id", metavar="NODE")
 @click.option("--why", required=True, help="Shown with the node.")
-def drain(app: App, node_id: str, why: str) -> None:
-    """Take a node out of use: nothing new starts there; what runs there runs to its end."""
+@click.option("--within", "within_s", type=Duration(), help="Have it empty after so long: 90s, 10m, 1h30m.")
+def drain(app: App, node_id: str, why: str, within_s: float | None) -> None:
+    """Take a node out of use: nothing new starts there; what runs there runs to its end.
+
+    With --within its jobs are moved in time: those that keep checkpoints are saved in the last ten minutes at the
+    latest and go on elsewhere, others run on until shortly before, and what is left after so long is killed.
+    """
     with app.client() as client:
-        _tell(app, client.drain(node_id, why=why))
+        _tell(app, client.drain(node_id, why=why, within_s=within_s))
 
 
 @command(short_help="Take a drained or quarantined node back into use.")

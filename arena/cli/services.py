@@ -102,6 +102,9 @@ def _scheduler_config(options: dict[str, Any]) -> SchedulerConfig:
 @click.option("--ports", metavar="LOW-HIGH", default="20000-29999", show_default=True, help="Rendezvous ports.")
 @click.option("--place", "places", type=_DIRECTORY, multiple=True, help="Checkpoint place; may be repeated.")
 @click.option("--log-cap", "log_cap_bytes", type=click.IntRange(4096), metavar="BYTES", help="Kept of a rank's output.")
+@click.option(
+    "--notice-file", type=_FILE, help="Says that the node will be taken away.  [default: notice in its directory]"
+)
 @click.option("--cold", is_flag=True, help="Start every rank anew instead of from a process that has torch loaded.")
 @click.option("--check", is_flag=True, help="Show what would be registered, and exit.")
 def agent(app: App, **options: Any) -> int:
@@ -142,6 +145,7 @@ def _agent_config(app: App, options: dict[str, Any]) -> AgentConfig:
         token=settings.token,
         tls_ca=settings.tls_ca,
         warm_launcher=not options["cold"],
+        notice_file=options["notice_file"],
         environ=_job_environ(),
         **given,
     )

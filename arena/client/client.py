@@ -248,9 +248,15 @@ class ArenaClient:
         for page in self._pages(self._connection.admin.ListNodes, request):
             yield from (codec.node_from_proto(node) for node in page.nodes)
 
-    def drain(self, node_id: str, *, why: str) -> NodeView:
-        """Take a node out of use: jobs move away or end, nothing new starts there."""
-        request = admin_pb.DrainNodeRequest(hello=hello(), request_id=_request_id(), node_id=node_id, why=why)
+    def drain(self, node_id: str, *, why: str, within_s: float | None = None) -> NodeView:
+        """Take a node out of use: nothing new starts there.
+
+        Args:
+            within_s: After so long it is empty, its jobs saved and moved in time; None lets them run to their end.
+        """
+        request = admin_pb.DrainNodeRequest(
+            hello=hello(), request_id=_request_id(), node_id=node_id, why=why, within_s=within_s
+        )
         return codec.node_from_proto(self._connection.call(self._connection.admin.DrainNode, request).node)
 
     def undrain(self, node_id: str) -> NodeView:

@@ -131,7 +131,7 @@ class DeviceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node as everybody may see it."""
+    """A node as everybody may see it; ``drain`` is what keeps work from it, its lender's notice as well."""
 
     node_id: NodeId
     state: NodeState
@@ -225,8 +225,6 @@ class StatusView:
         read_only_cause: Why nothing can be written at present, None when all is well.
         decision_time_s: How long the latest decision took.
         tenants: Projects with guaranteed GPUs, then all others together; none if nobody is guaranteed any.
-        restart_s: What a restart (save, stop, start, load) is taken to cost, None where the scheduler does not say.
-        restart_sample_count: Of how many this is the mean; 0 where it is assumed.
     """
 
     scheduler_version: str
@@ -244,8 +242,6 @@ class StatusView:
     decision_time_s: float = 0.0
     warnings: tuple[str, ...] = ()
     tenants: tuple[TenantShare, ...] = ()
-    restart_s: float | None = None
-    restart_sample_count: int = 0
 
 
 def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool, with_spec: bool = True) -> JobView:
@@ -359,7 +355,7 @@ def node_view(record: NodeRecord, attempt_id_by_device: Mapping[DeviceId, Attemp
         address=info.address,
         memory_bytes=info.memory_bytes,
         agent_version=info.agent_version,
-        drain=record.drain,
+        drain=record.leaving,
         attempt_ids=tuple(sorted(holders)),
         clock_skew_s=info.clock_skew_s,
         labels=dict(info.labels),

@@ -245,7 +245,8 @@ class _Service:
         )
 
     def _DrainNode(self, request: Any) -> Any:
-        node = replace(self._node(request.node_id), drain=Drain(by="ann", at_s=0.0, why=request.why))
+        until_s = request.within_s if request.HasField("within_s") else None
+        node = replace(self._node(request.node_id), drain=Drain(by="ann", at_s=0.0, why=request.why, until_s=until_s))
         return admin_pb.DrainNodeResponse(node=codec.node_to_proto(node, {}))
 
     def _UndrainNode(self, request: Any) -> Any:

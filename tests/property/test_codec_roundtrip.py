@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, StopAttempt
-from arena.domain.events import AttemptStarted, DevicesChanged, WorkerReported
+from arena.domain.events import AttemptStarted, DevicesChanged, NodeNoticeChanged, WorkerReported
 from arena.domain.records import AttemptTransition
 from arena.rpc import codec
 from arena.rpc.views import attempt_view, job_view, node_view
@@ -108,6 +108,13 @@ def test_a_worker_report_comes_back(report: Any, attempt_id: Any) -> None:
 def test_changed_devices_come_back(devices: Any, problem: str | None) -> None:
     event = DevicesChanged(node_id="n1", devices=devices, problem=problem)
     assert codec.devices_changed_from_proto(over_the_wire(codec.devices_changed_to_proto(event)), "n1") == event
+
+
+@FAST
+@given(some.maybe(some.notices))
+def test_a_notice_comes_back_and_so_does_its_withdrawal(notice: Any) -> None:
+    event = NodeNoticeChanged(node_id="n1", notice=notice)
+    assert codec.notice_changed_from_proto(over_the_wire(codec.notice_changed_to_proto(event)), "n1") == event
 
 
 @FAST

@@ -295,6 +295,9 @@ def test_the_same_request_twice_gives_the_same_job(arena: Arena, tmp_path: Path)
         (["cancel", "x", "--all"], 4, "got both"),
         (["drain", "n9", "--why", "x"], 5, "there is no node 'n9'"),
         (["drain", "n1"], 2, "Missing option '--why'"),
+        (["drain", "n1", "--why", "x", "--within", "soon"], 2, "soon is no length of time; write it like 90s"),
+        (["drain", "n1", "--why", "x", "--within", "-5"], 2, "-5 is no length of time"),
+        (["drain", "n1", "--why", "x", "--within", "inf"], 2, "inf is no length of time"),
         (["stattus"], 2, "No such command 'stattus'"),
         (["status", "--scheduler", "here"], 4, "scheduler address 'here' is not host:port"),
         (["status", "--scheduler", "127.0.0.1:1"], 3, "no scheduler answers at 127.0.0.1:1"),
@@ -388,6 +391,12 @@ def test_a_job_is_held_and_released(arena: Arena, fake: FakeScheduler) -> None:
 def test_a_node_is_drained_with_its_reason(arena: Arena, fake: FakeScheduler) -> None:
     assert arena("drain", "n1", "--why", "fan noise", "--json").document["node"]["drain"]["why"] == "fan noise"
     assert arena("undrain", "n1").out == "n1 is ready\n"
+
+
+@pytest.mark.parametrize(("within", "seconds"), [("90", 90.0), ("0s", 0.0), ("1h30m", 5400.0), ("1.5m", 90.0)])
+def test_a_node_is_to_be_empty_within_a_time(arena: Arena, within: str, seconds: float) -> None:
+    done = arena("drain", "n1", "--why", "x", "--within", within, "--json")
+    assert done.document["node"]["drain"]["until_s"] == seconds
 
 
 def test_events_are_lines_of_json(arena: Arena, fake: FakeScheduler) -> None:

@@ -12,6 +12,7 @@ from arena.rpc.codec.cluster import (
     status_from_proto,
     status_to_proto,
 )
+from arena.rpc.codec.fields import seconds_from_proto
 from arena.rpc.codec.plans import (
     allocation_from_proto,
     allocation_to_proto,
@@ -58,6 +59,8 @@ from arena.rpc.codec.session import (
     launch_from_proto,
     launch_to_proto,
     launch_transition_from_proto,
+    notice_changed_from_proto,
+    notice_changed_to_proto,
     register_from_proto,
     register_to_proto,
     stop_attempt_from_proto,
@@ -108,6 +111,8 @@ __all__ = [
     "node_from_proto",
     "node_to_proto",
     "node_view_to_proto",
+    "notice_changed_from_proto",
+    "notice_changed_to_proto",
     "plan_from_proto",
     "plan_to_proto",
     "progress_from_proto",
@@ -116,6 +121,7 @@ __all__ = [
     "reason_to_proto",
     "register_from_proto",
     "register_to_proto",
+    "seconds_from_proto",
     "spec_from_proto",
     "spec_to_proto",
     "status_from_proto",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
@@ -86,6 +87,19 @@ def word(text: str, kind: Callable[[str], Value], field: str) -> Value:
             fix="use the same arena-sched version on both sides",
             details={"field": field},
         ) from None
+
+
+def seconds_from_proto(duration_s: float, field: str) -> float:
+    """Return a length of time that a message holds.
+
+    Raises:
+        UserError: It is negative or no number; ``field`` is named.
+    """
+    if not (math.isfinite(duration_s) and duration_s >= 0):
+        raise UserError(
+            f"field {field} is {duration_s:g} s", fix="allowed: 0 and more, and finite", details={"field": field}
+        )
+    return duration_s
 
 
 @contextmanager

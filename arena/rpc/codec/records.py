@@ -332,6 +332,7 @@ def node_view_to_proto(view: NodeView) -> admin_service_pb2.Node:
         drain_by=view.drain.by if view.drain else None,
         drain_at_s=view.drain.at_s if view.drain else None,
         drain_why=view.drain.why if view.drain else None,
+        drain_until_s=view.drain.until_s if view.drain else None,
         attempt_ids=view.attempt_ids,
         clock_skew_s=view.clock_skew_s,
         labels=view.labels,
@@ -344,7 +345,8 @@ def node_from_proto(message: admin_service_pb2.Node) -> NodeView:
     """Return the node of a message."""
     drain = None
     if message.HasField("drain_by"):
-        drain = Drain(by=message.drain_by, at_s=message.drain_at_s, why=message.drain_why)
+        until_s = optional(message, "drain_until_s")
+        drain = Drain(by=message.drain_by, at_s=message.drain_at_s, why=message.drain_why, until_s=until_s)
     return NodeView(
         node_id=NodeId(message.node_id),
         state=enums.NODE_STATE.from_proto(message.state, "node.state"),

@@ -17,7 +17,9 @@ from arena.domain.events import (
     DevicesChanged,
     EndedAttempt,
     HeldAttempt,
+    NodeNoticeChanged,
     NodeRegistered,
+    ReclaimNotice,
     WorkerReported,
 )
 from arena.domain.job import JobId
@@ -25,7 +27,7 @@ from arena.domain.launch import REPORT_JSON, AttemptId, DeviceId, Launch, NodeId
 from arena.domain.records import AttemptTransition, NodeEnd
 from arena.errors import UserError
 from arena.rpc.codec import enums
-from arena.rpc.codec.fields import fitting, optional, sub
+from arena.rpc.codec.fields import fitting, optional, seconds_from_proto, sub
 from arena.rpc.codec.plans import plan_from_proto, plan_to_proto
 from arena.rpc.codec.records import device_from_proto, device_to_proto, node_end_from_proto, node_end_to_proto
 from arena.rpc.codec.specs import spec_from_proto, spec_to_proto
@@ -72,6 +74,7 @@ def register_to_proto(registered: NodeRegistered, *, agent_now_s: float) -> pb.R
             agent_now_s=agent_now_s,
             held=[pb.HeldAttempt(attempt_id=held.attempt_id, started=held.started) for held in registered.held],
             ended=[attempt_ended_to_proto(ended.attempt_id, ended.end) for ended in registered.ended],
+            notice=_notice_to_proto(registered.notice),
         )
 
 
@@ -105,6 +108,7 @@ def register_from_proto(message: pb.Register, *, now_s: float) -> NodeRegistered
         info=info,
         held=tuple(HeldAttempt(attempt_id=AttemptId(item.attempt_id), started=item.started) for item in message.held),
         ended=tuple(_ended_from_proto(item, info.node_id) for item in message.ended),
+        notice=sub(message.notice, message.HasField("notice"), _notice_from_proto),
     )
 
 
@@ -276,3 +280,26 @@ def devices_changed_from_proto(message: pb.DevicesChanged, node_id: NodeId) -> D
         devices=tuple(device_from_proto(device) for device in message.devices),
         problem=optional(message, "problem"),
     )
+
+
+def notice_changed_to_proto(event: NodeNoticeChanged) -> pb.NoticeChanged:
+    """Return what a node says of its being taken away as a message."""
+    return pb.NoticeChanged(notice=_notice_to_proto(event.notice))
+
+
+def notice_changed_from_proto(message: pb.NoticeChanged, node_id: NodeId) -> NodeNoticeChanged:
+    """Return the event of a message.
+
+    Raises:
+        UserError: The time is no time.
+    """
+    notice = sub(message.notice, message.HasField("notice"), _notice_from_proto)
+    return NodeNoticeChanged(node_id=node_id, notice=notice)
+
+
+def _notice_to_proto(notice: ReclaimNotice | None) -> pb.ReclaimNotice | None:
+    return None if notice is None else pb.ReclaimNotice(within_s=notice.within_s, why=notice.why)
+
+
+def _notice_from_proto(message: pb.ReclaimNotice) -> ReclaimNotice:
+    return ReclaimNotice(within_s=seconds_from_proto(message.within_s, "notice.within_s"), why=message.why)

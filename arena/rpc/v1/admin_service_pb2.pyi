@@ -206,8 +206,6 @@ class GetStatusResponse(_message.Message):
     DECISION_TIME_S_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
-    RESTART_S_FIELD_NUMBER: _builtins.int
-    RESTART_SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     scheduler_version: _builtins.str
     policy: _builtins.str
     now_s: _builtins.float
@@ -217,9 +215,6 @@ class GetStatusResponse(_message.Message):
     decision_index: _builtins.int
     decided_at_s: _builtins.float
     decision_time_s: _builtins.float
-    restart_s: _builtins.float
-    """What a restart (save, stop, start, load) is taken to cost, and of how many this is the mean (0: it is assumed)."""
-    restart_sample_count: _builtins.int
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuCounts]: ...
     @_builtins.property
@@ -258,25 +253,19 @@ class GetStatusResponse(_message.Message):
         decision_time_s: _builtins.float = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         tenants: _abc.Iterable[Global___TenantShare] | None = ...,
-        restart_s: _builtins.float | None = ...,
-        restart_sample_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s", "restart_sample_count", b"restart_sample_count", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decided_at_s: _TypeAlias = _typing.Literal["decided_at_s"]  # noqa: Y015
     _WhichOneofArgType__decided_at_s: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s"]  # noqa: Y015
     _WhichOneofReturnType__read_only_cause: _TypeAlias = _typing.Literal["read_only_cause"]  # noqa: Y015
     _WhichOneofArgType__read_only_cause: _TypeAlias = _typing.Literal["_read_only_cause", b"_read_only_cause"]  # noqa: Y015
-    _WhichOneofReturnType__restart_s: _TypeAlias = _typing.Literal["restart_s"]  # noqa: Y015
-    _WhichOneofArgType__restart_s: _TypeAlias = _typing.Literal["_restart_s", b"_restart_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decided_at_s) -> _WhichOneofReturnType__decided_at_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_only_cause) -> _WhichOneofReturnType__read_only_cause | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__restart_s) -> _WhichOneofReturnType__restart_s | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
@@ -323,6 +312,7 @@ class Node(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     DISCONNECTED_AT_S_FIELD_NUMBER: _builtins.int
     LAUNCH_FAILURE_COUNT_FIELD_NUMBER: _builtins.int
+    DRAIN_UNTIL_S_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     state: _common_pb2.NodeState.ValueType
     state_cause: _builtins.str
@@ -339,6 +329,8 @@ class Node(_message.Message):
     clock_skew_s: _builtins.float
     disconnected_at_s: _builtins.float
     launch_failure_count: _builtins.int
+    drain_until_s: _builtins.float
+    """When the node is to be empty; absent: what runs there runs to its end."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Device]: ...
     @_builtins.property
@@ -369,10 +361,11 @@ class Node(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         disconnected_at_s: _builtins.float | None = ...,
         launch_failure_count: _builtins.int = ...,
+        drain_until_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_disconnected_at_s", b"_disconnected_at_s", "_drain_at_s", b"_drain_at_s", "_drain_by", b"_drain_by", "_drain_why", b"_drain_why", "disconnected_at_s", b"disconnected_at_s", "drain_at_s", b"drain_at_s", "drain_by", b"drain_by", "drain_why", b"drain_why"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disconnected_at_s", b"_disconnected_at_s", "_drain_at_s", b"_drain_at_s", "_drain_by", b"_drain_by", "_drain_until_s", b"_drain_until_s", "_drain_why", b"_drain_why", "disconnected_at_s", b"disconnected_at_s", "drain_at_s", b"drain_at_s", "drain_by", b"drain_by", "drain_until_s", b"drain_until_s", "drain_why", b"drain_why"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disconnected_at_s", b"_disconnected_at_s", "_drain_at_s", b"_drain_at_s", "_drain_by", b"_drain_by", "_drain_why", b"_drain_why", "address", b"address", "agent_version", b"agent_version", "attempt_ids", b"attempt_ids", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "disconnected_at_s", b"disconnected_at_s", "drain_at_s", b"drain_at_s", "drain_by", b"drain_by", "drain_why", b"drain_why", "gpu_type", b"gpu_type", "labels", b"labels", "launch_failure_count", b"launch_failure_count", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "region", b"region", "state", b"state", "state_cause", b"state_cause", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disconnected_at_s", b"_disconnected_at_s", "_drain_at_s", b"_drain_at_s", "_drain_by", b"_drain_by", "_drain_until_s", b"_drain_until_s", "_drain_why", b"_drain_why", "address", b"address", "agent_version", b"agent_version", "attempt_ids", b"attempt_ids", "clock_skew_s", b"clock_skew_s", "connected", b"connected", "devices", b"devices", "disconnected_at_s", b"disconnected_at_s", "drain_at_s", b"drain_at_s", "drain_by", b"drain_by", "drain_until_s", b"drain_until_s", "drain_why", b"drain_why", "gpu_type", b"gpu_type", "labels", b"labels", "launch_failure_count", b"launch_failure_count", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "region", b"region", "state", b"state", "state_cause", b"state_cause", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__disconnected_at_s: _TypeAlias = _typing.Literal["disconnected_at_s"]  # noqa: Y015
     _WhichOneofArgType__disconnected_at_s: _TypeAlias = _typing.Literal["_disconnected_at_s", b"_disconnected_at_s"]  # noqa: Y015
@@ -380,6 +373,8 @@ class Node(_message.Message):
     _WhichOneofArgType__drain_at_s: _TypeAlias = _typing.Literal["_drain_at_s", b"_drain_at_s"]  # noqa: Y015
     _WhichOneofReturnType__drain_by: _TypeAlias = _typing.Literal["drain_by"]  # noqa: Y015
     _WhichOneofArgType__drain_by: _TypeAlias = _typing.Literal["_drain_by", b"_drain_by"]  # noqa: Y015
+    _WhichOneofReturnType__drain_until_s: _TypeAlias = _typing.Literal["drain_until_s"]  # noqa: Y015
+    _WhichOneofArgType__drain_until_s: _TypeAlias = _typing.Literal["_drain_until_s", b"_drain_until_s"]  # noqa: Y015
     _WhichOneofReturnType__drain_why: _TypeAlias = _typing.Literal["drain_why"]  # noqa: Y015
     _WhichOneofArgType__drain_why: _TypeAlias = _typing.Literal["_drain_why", b"_drain_why"]  # noqa: Y015
     @_typing.overload
@@ -388,6 +383,8 @@ class Node(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_at_s) -> _WhichOneofReturnType__drain_at_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_by) -> _WhichOneofReturnType__drain_by | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_until_s) -> _WhichOneofReturnType__drain_until_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__drain_why) -> _WhichOneofReturnType__drain_why | None: ...
 
@@ -453,9 +450,12 @@ class DrainNodeRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     NODE_ID_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    WITHIN_S_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     node_id: _builtins.str
     why: _builtins.str
+    within_s: _builtins.float
+    """The node is to be empty after so long: jobs are saved and moved in time. Absent: they run to their end."""
     @_builtins.property
     def hello(self) -> _common_pb2.Hello: ...
     def __init__(
@@ -465,12 +465,15 @@ class DrainNodeRequest(_message.Message):
         request_id: _builtins.str = ...,
         node_id: _builtins.str = ...,
         why: _builtins.str = ...,
+        within_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_within_s", b"_within_s", "hello", b"hello", "within_s", b"within_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello", "node_id", b"node_id", "request_id", b"request_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_within_s", b"_within_s", "hello", b"hello", "node_id", b"node_id", "request_id", b"request_id", "why", b"why", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__within_s: _TypeAlias = _typing.Literal["within_s"]  # noqa: Y015
+    _WhichOneofArgType__within_s: _TypeAlias = _typing.Literal["_within_s", b"_within_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__within_s) -> _WhichOneofReturnType__within_s | None: ...
 
 Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
 

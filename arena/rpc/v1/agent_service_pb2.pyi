@@ -49,6 +49,7 @@ class OpenSessionRequest(_message.Message):
     DEVICES_CHANGED_FIELD_NUMBER: _builtins.int
     LOG_CHUNK_FIELD_NUMBER: _builtins.int
     LOG_END_FIELD_NUMBER: _builtins.int
+    NOTICE_CHANGED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def register(self) -> Global___Register: ...
     @_builtins.property
@@ -65,6 +66,8 @@ class OpenSessionRequest(_message.Message):
     def log_chunk(self) -> Global___LogChunk: ...
     @_builtins.property
     def log_end(self) -> Global___LogEnd: ...
+    @_builtins.property
+    def notice_changed(self) -> Global___NoticeChanged: ...
     def __init__(
         self,
         *,
@@ -76,12 +79,13 @@ class OpenSessionRequest(_message.Message):
         devices_changed: Global___DevicesChanged | None = ...,
         log_chunk: Global___LogChunk | None = ...,
         log_end: Global___LogEnd | None = ...,
+        notice_changed: Global___NoticeChanged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_ended", b"attempt_ended", "attempt_started", b"attempt_started", "devices_changed", b"devices_changed", "heartbeat", b"heartbeat", "log_chunk", b"log_chunk", "log_end", b"log_end", "message", b"message", "register", b"register", "worker_report", b"worker_report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_ended", b"attempt_ended", "attempt_started", b"attempt_started", "devices_changed", b"devices_changed", "heartbeat", b"heartbeat", "log_chunk", b"log_chunk", "log_end", b"log_end", "message", b"message", "notice_changed", b"notice_changed", "register", b"register", "worker_report", b"worker_report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ended", b"attempt_ended", "attempt_started", b"attempt_started", "devices_changed", b"devices_changed", "heartbeat", b"heartbeat", "log_chunk", b"log_chunk", "log_end", b"log_end", "message", b"message", "register", b"register", "worker_report", b"worker_report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ended", b"attempt_ended", "attempt_started", b"attempt_started", "devices_changed", b"devices_changed", "heartbeat", b"heartbeat", "log_chunk", b"log_chunk", "log_end", b"log_end", "message", b"message", "notice_changed", b"notice_changed", "register", b"register", "worker_report", b"worker_report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "attempt_started", "worker_report", "attempt_ended", "devices_changed", "log_chunk", "log_end"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "attempt_started", "worker_report", "attempt_ended", "devices_changed", "log_chunk", "log_end", "notice_changed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -190,6 +194,7 @@ class Register(_message.Message):
     AGENT_NOW_S_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     incarnation: _builtins.str
     gpu_type: _builtins.str
@@ -216,6 +221,10 @@ class Register(_message.Message):
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAttempt]: ...
     @_builtins.property
     def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptEnded]: ...
+    @_builtins.property
+    def notice(self) -> Global___ReclaimNotice:
+        """Absent: nobody takes the node away, as far as it knows."""
+
     def __init__(
         self,
         *,
@@ -236,16 +245,64 @@ class Register(_message.Message):
         agent_now_s: _builtins.float = ...,
         held: _abc.Iterable[Global___HeldAttempt] | None = ...,
         ended: _abc.Iterable[Global___AttemptEnded] | None = ...,
+        notice: Global___ReclaimNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_problem", b"_problem", "hello", b"hello", "problem", b"problem"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_problem", b"_problem", "hello", b"hello", "notice", b"notice", "problem", b"problem"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_problem", b"_problem", "address", b"address", "agent_now_s", b"agent_now_s", "devices", b"devices", "ended", b"ended", "gpu_type", b"gpu_type", "held", b"held", "hello", b"hello", "incarnation", b"incarnation", "labels", b"labels", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "port_high", b"port_high", "port_low", b"port_low", "problem", b"problem", "region", b"region", "visible_places", b"visible_places", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_problem", b"_problem", "address", b"address", "agent_now_s", b"agent_now_s", "devices", b"devices", "ended", b"ended", "gpu_type", b"gpu_type", "held", b"held", "hello", b"hello", "incarnation", b"incarnation", "labels", b"labels", "memory_bytes", b"memory_bytes", "node_id", b"node_id", "notice", b"notice", "port_high", b"port_high", "port_low", b"port_low", "problem", b"problem", "region", b"region", "visible_places", b"visible_places", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__problem: _TypeAlias = _typing.Literal["problem"]  # noqa: Y015
     _WhichOneofArgType__problem: _TypeAlias = _typing.Literal["_problem", b"_problem"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__problem) -> _WhichOneofReturnType__problem | None: ...
 
 Global___Register: _TypeAlias = Register  # noqa: Y015
+
+@_typing.final
+class ReclaimNotice(_message.Message):
+    """Word that the node will be taken away, as lent ones (spot) are."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHIN_S_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    within_s: _builtins.float
+    """From now until it is gone."""
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        within_s: _builtins.float = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why", "within_s", b"within_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReclaimNotice: _TypeAlias = ReclaimNotice  # noqa: Y015
+
+@_typing.final
+class NoticeChanged(_message.Message):
+    """The node was told that it will be taken away, or (without a notice) that it will not after all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTICE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def notice(self) -> Global___ReclaimNotice: ...
+    def __init__(
+        self,
+        *,
+        notice: Global___ReclaimNotice | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notice", b"notice"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoticeChanged: _TypeAlias = NoticeChanged  # noqa: Y015
 
 @_typing.final
 class HeldAttempt(_message.Message):

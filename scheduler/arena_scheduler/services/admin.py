@@ -65,8 +65,9 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     @unary
     async def DrainNode(self, request: pb.DrainNodeRequest, caller: Caller) -> pb.DrainNodeResponse:  # noqa: N802
-        """Give a node no new work."""
-        node = await self._change(request.node_id, caller, drain=True, why=request.why)
+        """Give a node no new work; with a time, have it empty by then."""
+        within_s = codec.seconds_from_proto(request.within_s, "within_s") if request.HasField("within_s") else None
+        node = await self._change(request.node_id, caller, drain=True, why=request.why, within_s=within_s)
         return pb.DrainNodeResponse(node=node)
 
     @unary
@@ -76,12 +77,15 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         """Take a node back."""
         return pb.UndrainNodeResponse(node=await self._change(request.node_id, caller, drain=False, why=""))
 
-    async def _change(self, name: str, caller: Caller, *, drain: bool, why: str) -> pb.Node:
+    async def _change(
+        self, name: str, caller: Caller, *, drain: bool, why: str, within_s: float | None = None
+    ) -> pb.Node:
         caller.require_admin("drain nodes" if drain else "undrain nodes")
         if drain and not why.strip():
-            raise UserError("a drain needs a reason", fix="give --reason, for whoever finds the node idle")
+            raise UserError("a drain needs a reason", fix="give --why, for whoever finds the node idle")
         node_id = self._view.node(NodeId(name)).node_id
-        await self._inbox.request(NodeDrainChanged(node_id=node_id, drain=drain, by=caller.user, why=why))
+        change = NodeDrainChanged(node_id=node_id, drain=drain, by=caller.user, why=why, within_s=within_s)
+        await self._inbox.request(change)
         return codec.node_to_proto(self._view.node(node_id), self._view.state.holders)
 
 

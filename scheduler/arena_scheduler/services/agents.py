@@ -127,6 +127,8 @@ def _event(message: pb.OpenSessionRequest, node_id: NodeId) -> Event:
             return codec.attempt_ended_from_proto(message.attempt_ended, node_id)
         case "devices_changed":
             return codec.devices_changed_from_proto(message.devices_changed, node_id)
+        case "notice_changed":
+            return codec.notice_changed_from_proto(message.notice_changed, node_id)
         case other:
             raise UserError(f"a message of kind {other} is not known here")
 

@@ -1,0 +1,84 @@
+"""Word that this node will be taken away: a file that whoever learns of it writes, and removes if it was wrong."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from arena.domain.events import ReclaimNotice
+
+WITHIN_S_DEFAULT = 30.0
+"""The shortest warning that the large clouds give, for a file that names no time."""
+
+_WHY_DEFAULT = "its lender takes it back"
+_TEXT_MAX = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """What the file says.
+
+    Args:
+        gone_boot_s: When the node will be gone, by the host's boot clock.
+    """
+
+    gone_boot_s: float
+    why: str
+
+    def left(self, now_boot_s: float) -> ReclaimNotice:
+        """Return it as it stands now."""
+        return ReclaimNotice(within_s=max(self.gone_boot_s - now_boot_s, 0.0), why=self.why)
+
+
+class NoticeFile:
+    """Follows the file.
+
+    Args:
+        path: Seconds from its writing until the node is gone, then why; both may be left out.
+        boot_s, wall_s: The host's clocks: files are dated by the one, time is measured by the other.
+    """
+
+    def __init__(self, path: Path, *, boot_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+        self._path = path
+        self._boot_s = boot_s
+        self._wall_s = wall_s
+        self._seen: tuple[int, ...] | None = None
+        self._notice: Notice | None = None
+
+    def read(self) -> Notice | None:
+        """Return what the file says now, None where there is none; the same object until it is written anew."""
+        try:
+            found = self._path.stat()
+            seen = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if seen != self._seen:
+                with self._path.open(encoding="utf-8", errors="replace") as stream:
+                    self._notice = self._noticed(stream.read(_TEXT_MAX), found.st_mtime)
+                self._seen = seen
+                _log.warning("this node will be taken away: %s says %s", self._path, self._notice.why)
+        except FileNotFoundError:
+            if self._notice is not None:
+                _log.warning("this node will not be taken away after all: %s is gone", self._path)
+            self._seen = self._notice = None
+        except OSError as error:
+            _log.error("the notice in %s cannot be read: %s", self._path, error)
+        return self._notice
+
+    def _noticed(self, text: str, written_wall_s: float) -> Notice:
+        within_s, why = _parsed(text)
+        since_s = max(self._wall_s() - written_wall_s, 0.0)
+        return Notice(gone_boot_s=self._boot_s() + within_s - since_s, why=why)
+
+
+def _parsed(text: str) -> tuple[float, str]:
+    first, _, rest = text.strip().partition(" ")
+    try:
+        within_s = float(first)
+    except ValueError:
+        return WITHIN_S_DEFAULT, text.strip() or _WHY_DEFAULT
+    is_length = math.isfinite(within_s) and within_s >= 0
+    return within_s if is_length else WITHIN_S_DEFAULT, rest.strip() or _WHY_DEFAULT
