@@ -225,6 +225,8 @@ class StatusView:
         read_only_cause: Why nothing can be written at present, None when all is well.
         decision_time_s: How long the latest decision took.
         tenants: Projects with guaranteed GPUs, then all others together; none if nobody is guaranteed any.
+        restart_s: What a restart (save, stop, start, load) is taken to cost, None where the scheduler does not say.
+        restart_sample_count: Of how many this is the mean; 0 where it is assumed.
     """
 
     scheduler_version: str
@@ -242,6 +244,8 @@ class StatusView:
     decision_time_s: float = 0.0
     warnings: tuple[str, ...] = ()
     tenants: tuple[TenantShare, ...] = ()
+    restart_s: float | None = None
+    restart_sample_count: int = 0
 
 
 def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool, with_spec: bool = True) -> JobView:

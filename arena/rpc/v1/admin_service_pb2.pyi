@@ -206,6 +206,8 @@ class GetStatusResponse(_message.Message):
     DECISION_TIME_S_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     TENANTS_FIELD_NUMBER: _builtins.int
+    RESTART_S_FIELD_NUMBER: _builtins.int
+    RESTART_SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     scheduler_version: _builtins.str
     policy: _builtins.str
     now_s: _builtins.float
@@ -215,6 +217,9 @@ class GetStatusResponse(_message.Message):
     decision_index: _builtins.int
     decided_at_s: _builtins.float
     decision_time_s: _builtins.float
+    restart_s: _builtins.float
+    """What a restart (save, stop, start, load) is taken to cost, and of how many this is the mean (0: it is assumed)."""
+    restart_sample_count: _builtins.int
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuCounts]: ...
     @_builtins.property
@@ -253,19 +258,25 @@ class GetStatusResponse(_message.Message):
         decision_time_s: _builtins.float = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         tenants: _abc.Iterable[Global___TenantShare] | None = ...,
+        restart_s: _builtins.float | None = ...,
+        restart_sample_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s", "restart_sample_count", b"restart_sample_count", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decided_at_s: _TypeAlias = _typing.Literal["decided_at_s"]  # noqa: Y015
     _WhichOneofArgType__decided_at_s: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s"]  # noqa: Y015
     _WhichOneofReturnType__read_only_cause: _TypeAlias = _typing.Literal["read_only_cause"]  # noqa: Y015
     _WhichOneofArgType__read_only_cause: _TypeAlias = _typing.Literal["_read_only_cause", b"_read_only_cause"]  # noqa: Y015
+    _WhichOneofReturnType__restart_s: _TypeAlias = _typing.Literal["restart_s"]  # noqa: Y015
+    _WhichOneofArgType__restart_s: _TypeAlias = _typing.Literal["_restart_s", b"_restart_s"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__decided_at_s) -> _WhichOneofReturnType__decided_at_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__read_only_cause) -> _WhichOneofReturnType__read_only_cause | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__restart_s) -> _WhichOneofReturnType__restart_s | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
