@@ -165,7 +165,7 @@ def _write_waiting(out: Output, view: StatusView) -> None:
         (
             *_identity(job),
             job.state.value,
-            words.span_text(job.submitted_at_s, view.now_s),
+            words.span_text(job.changed_at_s or job.submitted_at_s, view.now_s),
             words.reasons_text(job.reasons),
         )
         for job in view.waiting_jobs

@@ -19,6 +19,7 @@ class ReasonCode(StrEnum):
     BEHIND = "behind"
     NO_NODES = "no_nodes"
     INSUFFICIENT_GPUS = "insufficient_gpus"
+    ASKED_GPUS = "asked_gpus"
     FRAGMENTED = "fragmented"
     EXCEEDS_CLUSTER = "exceeds_cluster"
     NO_FEASIBLE_PLAN = "no_feasible_plan"
@@ -80,6 +81,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.BEHIND: "behind job {job} in the queue ({ahead:.0f} ahead)",
     ReasonCode.NO_NODES: "no node is registered and ready ({nodes:.0f} known)",
     ReasonCode.INSUFFICIENT_GPUS: "needs {needed:.0f} {gpu_type} GPUs, {free:.0f} of {total:.0f} free",
+    ReasonCode.ASKED_GPUS: (
+        "policy {policy} gives it the {needed:.0f} {gpu_type} GPUs that it asks for and no fewer, though {least:.0f} "
+        "would do: {free:.0f} of {total:.0f} free"
+    ),
     ReasonCode.FRAGMENTED: ("needs {group}, {free:.0f} {gpu_type} GPUs are free but at most {hole:.0f} on one node"),
     ReasonCode.EXCEEDS_CLUSTER: "needs at least {needed:.0f} GPUs, largest feasible now: {largest:.0f}",
     ReasonCode.NO_FEASIBLE_PLAN: "no plan fits any GPU group of this cluster: {detail}",

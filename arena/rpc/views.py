@@ -42,7 +42,8 @@ class JobView:
         group, plan, allocation: Of the live attempt; None while none is live, ``plan`` also for command jobs.
         step_limit: The last step by the stop condition, None when steps do not end the job.
         spec: None where the reader may not see it (and in lists).
-        spent_usd: What its attempts have cost, up to when it was looked at.
+        changed_at_s: Since when it is in its state.
+        run_time_s, gpu_seconds, spent_usd: What its attempts have had and cost, up to when it was looked at.
     """
 
     job_id: JobId

@@ -19,6 +19,7 @@ from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
 from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
 from arena_scheduler.access import Caller
+from arena_scheduler.job_views import as_asked, with_live_time
 from arena_scheduler.loop import Driver
 from arena_scheduler.tenant_view import tenant_shares, warnings_of
 
@@ -86,14 +87,16 @@ class ClusterView:
         if live is None:
             return record
         reasons, evaluated_at_s = reasons_of(self.state, live)
-        return replace(live, reasons=reasons, evaluated_at_s=evaluated_at_s)
+        meant = as_asked(reasons, self._policy, self.state.grids.get(live.job_id))
+        return replace(live, reasons=meant, evaluated_at_s=evaluated_at_s)
 
     def job_view(self, record: JobRecord, caller: Caller, *, with_spec: bool) -> JobView:
         """Return a job as a caller may see it."""
         job = self.job(record)
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
-        view = job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec)
-        return replace(view, spent_usd=spent_usd(job, attempt, self.usd_per_hour, self._now_s()))
+        view, now_s = job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec), self._now_s()
+        spent = spent_usd(job, attempt, self.usd_per_hour, now_s)
+        return replace(with_live_time(view, attempt, now_s), spent_usd=spent)
 
     def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
         """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""

@@ -12,9 +12,12 @@ import pytest
 from arena.cli.main import run
 from arena.cli.words import short_text
 from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import JobState, Wish
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
+from arena.rpc.views import job_view
 from tests.builders import job_record, train_spec
+from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena, Done
 from tests.fakes.scheduler_server import FakeScheduler
 
@@ -130,3 +133,11 @@ def test_offers_that_differ_in_kind_are_told_apart_side_by_side(arena: Arena, fa
 )
 def test_numbers_of_decisions_have_three_digits_and_no_exponent(value: float, text: str) -> None:
     assert short_text(value) == text
+
+
+def test_a_job_that_is_held_waits_since_it_is_held(arena: Arena, fake: FakeScheduler) -> None:
+    held = job_record("w-1", submitted_at_s=100.0, changed_at_s=1_000.0, state=JobState.HELD, wish=Wish.HOLD)
+    view = job_view(held, None, private=True)
+    fake.status = replace(canned.status(), now_s=1_030.0, active_jobs=(), waiting_jobs=(view,))
+    line = next(line for line in arena("status").out.splitlines() if line.startswith("w-1"))
+    assert line.split()[4] == "30.0s"

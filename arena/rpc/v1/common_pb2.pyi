@@ -1758,8 +1758,10 @@ class Job(_message.Message):
     submitted_at_s: _builtins.float
     first_started_at_s: _builtins.float
     changed_at_s: _builtins.float
+    """Since when it is in its state."""
     ended_at_s: _builtins.float
     run_time_s: _builtins.float
+    """Of all attempts, up to now; likewise gpu_seconds."""
     gpu_seconds: _builtins.float
     not_before_s: _builtins.float
     step_limit: _builtins.int
