@@ -1,0 +1,163 @@
+"""Nodes that are taken away, for real: with a word beforehand nothing is lost, without one what was not saved is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arena.domain.cluster import NodeState
+from arena.domain.job import JobSpec
+from arena.domain.records import EntryKind, JobState
+from arena.rpc.views import NodeView
+from tests.builders import train_spec
+from tests.fakes.local_cluster import Node, ProcessCluster, pids_of, process_cluster, wait_until
+
+pytestmark = pytest.mark.slow
+
+STEPS_BEFORE = 40
+"""None of them saved by itself."""
+MODEL = {"layers": 2, "hidden": 32, "heads": 2, "seq_len": 32}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    words = ("--policy", "fcfs", "--node-grace", 3)
+    with process_cluster(tmp_path_factory.mktemp("reclaims"), nodes=2, gpus=1, words=words) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProcessCluster) -> Iterator[ProcessCluster]:
+    yield shared
+    for node in tuple(shared.nodes.values()):
+        notice_of(node).unlink(missing_ok=True)
+        if not node.service.is_alive:  # lent anew, with nothing on its disk
+            shared.add_node(node.node_id, gpus=1)
+        shared.wait_ready(node.node_id)
+    shared.assert_sound()
+
+
+def endless(**fields: Any) -> JobSpec:
+    """A job of one GPU that nobody's checkpoint saves but one that it is asked for."""
+    defaults = {"gpus": {"count": 1}, "kind": "rigid", "stop": {"steps": 10_000_000}, "grace_s": 30.0}
+    checkpoint = {"interval_steps": 10_000_000}
+    return train_spec("endless", model=MODEL, checkpoint=checkpoint, **{**defaults, **fields})
+
+
+def notice_of(node: Node) -> Path:
+    return node.state_dir / "notice"
+
+
+def running(cluster: ProcessCluster, spec: JobSpec) -> tuple[str, Node, Node]:
+    """A job that has made some steps, its node, and the other one."""
+    job_id = cluster.submit(spec)
+    wait_until(lambda: cluster.client.job(job_id).job.progress.step >= STEPS_BEFORE, "it has made some steps")
+    (name,) = cluster.entries(job_id, EntryKind.ATTEMPT_LAUNCHED)[0].data["nodes"]  # type: ignore[misc]
+    return job_id, cluster.nodes[name], next(node for node in cluster.nodes.values() if node.node_id != name)
+
+
+def is_taken_away(node: Node) -> None:
+    """Its agent and all that runs there end without a word."""
+    node.service.end(signal.SIGKILL)
+    while left := pids_of(node.state_dir):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def goes_on(cluster: ProcessCluster, job_id: str, node: Node) -> int:
+    """Wait for the second attempt's first step and return the step that it resumed from."""
+    attempt_id = f"{job_id}.2"
+    wait_until(lambda: any(name == attempt_id for name, _ in cluster.steps(job_id)), "it goes on")
+    launched = cluster.entries(job_id, EntryKind.ATTEMPT_LAUNCHED)[-1]
+    assert (launched.attempt_id, launched.data["nodes"]) == (attempt_id, [node.node_id])
+    (resumed,) = (one for one in cluster.entries(job_id, EntryKind.ATTEMPT_READY) if one.attempt_id == attempt_id)
+    return int(str(resumed.data["resumed_step"]))
+
+
+def view_of(cluster: ProcessCluster, node: Node) -> NodeView:
+    return next(one for one in cluster.client.nodes() if one.node_id == node.node_id)
+
+
+def end(cluster: ProcessCluster, job_id: str) -> None:
+    cluster.client.cancel([job_id])
+    cluster.wait_state(job_id, JobState.CANCELLED)
+
+
+def test_with_a_word_beforehand_no_step_is_lost(cluster: ProcessCluster) -> None:
+    job_id, node, other = running(cluster, endless())
+    notice_of(node).write_text("25 the spot market has spoken")
+    wait_until(lambda: cluster.client.job(job_id).job.epoch == 2, "it starts elsewhere")
+    is_taken_away(node)
+    resumed_step = goes_on(cluster, job_id, other)
+    stopped = cluster.entries(job_id, EntryKind.ATTEMPT_STOPPED)[0]
+    assert resumed_step == stopped.data["step"] == stopped.data["durable_step"]
+    assert resumed_step >= STEPS_BEFORE
+    job = cluster.client.job(job_id).job
+    assert (job.progress.lost_steps, job.restart_count, job.preemption_count) == (0, 0, 1)
+    (told,) = cluster.entries(job_id, EntryKind.JOB_PREEMPTED)
+    assert told.message.startswith(f"node {node.node_id} is reclaimed in 2")
+    assert told.message.endswith("s: the spot market has spoken")
+    steps = [step for _, step in cluster.steps(job_id)]
+    assert steps == list(range(1, len(steps) + 1)), "each step once"
+    end(cluster, job_id)
+
+
+def test_without_a_word_all_that_was_not_saved_is_lost(cluster: ProcessCluster) -> None:
+    job_id, node, other = running(cluster, endless())
+    is_taken_away(node)
+    assert goes_on(cluster, job_id, other) == 0
+    job = cluster.client.job(job_id).job
+    assert job.progress.lost_steps >= STEPS_BEFORE
+    assert job.restart_count == 1
+    end(cluster, job_id)
+
+
+def test_a_word_that_comes_too_late_is_no_fault_of_the_job(cluster: ProcessCluster) -> None:
+    """The node goes at once: the job is killed and starts elsewhere without being counted as failed."""
+    job_id, node, other = running(cluster, endless(retry={"restarts_max": 0}))
+    notice_of(node).write_text("0")
+    assert goes_on(cluster, job_id, other) == 0
+    (ended,) = cluster.entries(job_id, EntryKind.ATTEMPT_ENDED)
+    assert ended.data["outcome"] == "killed"
+    (asked,) = cluster.entries(job_id, EntryKind.ATTEMPT_STOP_REQUESTED)
+    assert asked.data["cause"] == "node_reclaimed"
+    job = cluster.client.job(job_id).job
+    assert (job.restart_count, job.launch_failure_count) == (0, 0)
+    end(cluster, job_id)
+
+
+def test_the_word_outlives_the_agent_and_can_be_withdrawn(cluster: ProcessCluster) -> None:
+    node = cluster.nodes["n2"]
+    notice_of(node).write_text("3600")
+    wait_until(lambda: cluster.node_state("n2") is NodeState.DRAINED, "it takes no more work")
+    node.service.end(signal.SIGKILL)
+    wait_until(lambda: not view_of(cluster, node).connected, "it is missed")
+    node.service.start()
+    wait_until(lambda: view_of(cluster, node).connected, "it is back")
+    found = view_of(cluster, node)
+    assert found.state is NodeState.DRAINED
+    assert found.drain is not None
+    assert found.drain.until_s is not None
+    assert 3500 < found.drain.until_s - found.drain.at_s < 3600, "the seconds since it was written count"
+    assert (found.drain.by, found.drain.why) == ("its lender", "its lender takes it back")
+    notice_of(node).unlink()
+    cluster.wait_ready("n2")
+
+
+def test_an_admin_empties_a_node_within_a_time(cluster: ProcessCluster) -> None:
+    job_id, node, other = running(cluster, endless())
+    done = cluster.arena("drain", node.node_id, "--why", "new fans", "--within", "2m")
+    assert done.returncode == 0, done.stderr
+    assert goes_on(cluster, job_id, other) >= STEPS_BEFORE
+    assert cluster.client.job(job_id).job.progress.lost_steps == 0
+    wait_until(lambda: cluster.node_state(node.node_id) is NodeState.DRAINED, "it is empty")
+    assert "empty by" in cluster.arena("nodes").stdout
+    end(cluster, job_id)
+    cluster.client.undrain(node.node_id)
