@@ -140,7 +140,7 @@ def test_what_may_not_be_preempted_is_never_touched(snapshot: Snapshot):
 @sized
 @given(snapshot=snapshots())
 def test_the_numbers_of_a_decision_agree(snapshot: Snapshot):
-    numbers = PricedPolicy().decide(snapshot).numbers
+    numbers = PricedPolicy().weighed(snapshot).numbers
     if not numbers:
         return
     value, bound, gap = numbers["value"], numbers["bound"], numbers["gap"]

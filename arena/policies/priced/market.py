@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 
@@ -284,6 +284,13 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
     return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
 
 
+def waiting_market(snapshot: Snapshot, tables: Tables) -> Market:
+    """Return what those compete for that wait, if nobody gives up anything for them."""
+    rows = rows_of(snapshot.shape)
+    supply, kept = _supply(snapshot.capacity, rows, ())
+    return _columns(rows, supply, [*_waiting(snapshot, tables.over(rows))], kept)
+
+
 def _outside(snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding]) -> Iterator[Contender]:
     """Yield the jobs with deadlines that have something which may not be touched now."""
     for job_id, holding in snapshot.holding.items():
@@ -340,11 +347,16 @@ def rested_at_s(snapshot: Snapshot) -> float | None:
 
     Nothing else may happen until then, and what it could have would lie idle.
     """
+    return rested_among_s([snapshot.jobs[job_id] for job_id in snapshot.holding], snapshot.now_s)
+
+
+def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
+    """Return the same of some of the jobs that have something."""
     instants: list[float] = []
-    for job_id in snapshot.holding:
-        job = snapshot.jobs[job_id]
-        if job.spec.preemptible and _recent_moves(job, snapshot.now_s) >= MOVES_MAX:
-            instants.append(job.launched_at_s[-MOVES_MAX] + MOVES_S + 1.0)  # not a rounding error too early
+    for job in running:
+        launched_at_s = job.launched_at_s
+        if len(launched_at_s) >= MOVES_MAX and job.spec.preemptible and _recent_moves(job, now_s) >= MOVES_MAX:
+            instants.append(launched_at_s[-MOVES_MAX] + MOVES_S + 1.0)  # not a rounding error too early
     return min(instants, default=None)
 
 

@@ -34,6 +34,7 @@ from arena.policies.priced.seating import Seats, seated
 from arena.policies.priced.settling import settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
 from arena.policies.priced.shares import shared
+from arena.policies.priced.unopposed import unopposed
 from arena.policies.priced.urgency import types_kept_free, weights
 from arena.policies.priced.work_left import work_done
 
@@ -61,6 +62,10 @@ class PricedPolicy:
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
+        return unopposed(snapshot, self._tables, self.changes.wait_max_s) or self.weighed(snapshot)
+
+    def weighed(self, snapshot: Snapshot) -> Decision:
+        """Decide by values and prices, also where nobody is in anybody's way."""
         market = market_of(snapshot, self._tables)
         planning = {job_id: PLANNING for job_id in snapshot.waiting if job_id not in snapshot.grids}
         hopeless = _hopeless(snapshot, market)

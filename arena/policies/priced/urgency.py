@@ -60,7 +60,7 @@ def types_kept_free(market: Market, first: int | None) -> frozenset[str]:
 def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float | None:
     """Return when the next waiting job will have waited too long, None where nothing waits that has not."""
     instants = [
-        _waiting_since_s(snapshot, contender.job_id) + wait_max_s
+        waiting_since_s(snapshot, contender.job_id) + wait_max_s
         for contender in market.contenders
         if contender.holding is None
     ]
@@ -74,7 +74,7 @@ def overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Colle
         barred: Contenders that can be given nothing, whatever the others have.
     """
     waits = sorted(
-        (_waiting_since_s(snapshot, contender.job_id), at)
+        (waiting_since_s(snapshot, contender.job_id), at)
         for at, contender in enumerate(market.contenders)
         if contender.holding is None and at not in barred
     )
@@ -94,7 +94,7 @@ def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray
     )
 
 
-def _waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:
+def waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:
     """Return when a waiting job last had GPUs, else when it was submitted."""
     job = snapshot.jobs[job_id]
     return job.submitted_at_s if job.predecessor is None else job.predecessor.ended_at_s

@@ -1,0 +1,85 @@
+"""Decisions where nobody is in anybody's way: all that waits starts, all that runs goes on. Pure: no I/O, no clock.
+
+Where every job could be given one thing only, and all of that is free or its own, giving everybody that is the best
+choice at any values: each is worth more than nothing. So no value needs to be known. That is the usual decision on a
+cluster of scripts that is not full, and takes a hundredth of the time of one that weighs thousands of jobs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arena.domain.job import JobId, JobKind, JobSpec
+from arena.domain.reason import Reason
+from arena.policies.base import Choice, Decision, Snapshot
+from arena.policies.choose import PLANNING, choice_of
+from arena.policies.priced.market import Market, Tables, rested_among_s, waiting_market
+from arena.policies.priced.promising import no_cell
+from arena.policies.priced.seating import Seats, seated
+from arena.policies.priced.urgency import waiting_since_s
+
+
+def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision | None:
+    """Return the decision where nothing has to be weighed; None where something may have to be.
+
+    Its numbers leave out what all is worth, which nobody asked for; the gap is 0 whatever that is.
+
+    Args:
+        wait_max_s: After so long who waits comes before all others.
+    """
+    running = [snapshot.jobs[job_id] for job_id in snapshot.holding]
+    waiting = [snapshot.jobs[job_id] for job_id in snapshot.waiting]
+    if any(_is_shapeable(job.spec) or _has_claims(snapshot, job.spec) for job in running):
+        return None
+    if any(_has_claims(snapshot, job.spec) or (snapshot.tenants and not job.spec.preemptible) for job in waiting):
+        return None
+    market = waiting_market(snapshot, tables)
+    since_s = [waiting_since_s(snapshot, one.job_id) for one in market.contenders]
+    late_s = [at_s + wait_max_s for at_s in since_s]
+    if any(snapshot.now_s - at_s >= wait_max_s for at_s in since_s) or any(at_s <= snapshot.now_s for at_s in late_s):
+        return None
+    seats = _all_seated(snapshot, market)
+    if seats is None:
+        return None
+    choices = _choices(market, seats)
+    reasons = {**_kept_waiting(snapshot, market), **{job_id: (choice.cause,) for job_id, choice in choices.items()}}
+    rested_s = rested_among_s(running, snapshot.now_s)
+    return Decision(
+        choices=choices,
+        reasons=dict(sorted(reasons.items())),
+        look_again_at_s=min([*late_s, *([] if rested_s is None else [rested_s])], default=None),
+        numbers={"gap": 0.0, **{f"price {row}": 0.0 for row in market.rows}},
+    )
+
+
+def _has_claims(snapshot: Snapshot, spec: JobSpec) -> bool:
+    """Tell whether a job may come before others, or not be given what there is: for a deadline, a share, a budget."""
+    if spec.deadline_s is not None or (spec.budget_usd is not None and snapshot.usd_per_hour):
+        return True
+    return bool(snapshot.tenants) and spec.project in snapshot.tenants
+
+
+def _is_shapeable(spec: JobSpec) -> bool:
+    """Tell whether a job that runs could be given something else."""
+    return spec.kind is JobKind.MALLEABLE and spec.preemptible
+
+
+def _all_seated(snapshot: Snapshot, market: Market) -> Seats | None:
+    """Return the devices of all that wait, None where one has a choice or they do not all find devices."""
+    count = len(market.contenders)
+    if len(market.job) != count or (market.usage.sum(axis=0) > market.supply).any():
+        return None
+    seats = seated(snapshot, market, np.arange(count), np.zeros(count))
+    return None if seats.cuts else seats
+
+
+def _choices(market: Market, seats: Seats) -> dict[JobId, Choice]:
+    chosen = {one.job_id: choice_of(market.cell(at), seats.allocations[at]) for at, one in enumerate(market.contenders)}
+    return dict(sorted(chosen.items()))
+
+
+def _kept_waiting(snapshot: Snapshot, market: Market) -> dict[JobId, tuple[Reason, ...]]:
+    """Return why those wait that could be given nothing at all."""
+    competing = {one.job_id for one in market.contenders}
+    rest = [job_id for job_id in snapshot.waiting if job_id not in competing]
+    return {job_id: no_cell(snapshot.grids[job_id]) if job_id in snapshot.grids else PLANNING for job_id in rest}
