@@ -19,6 +19,9 @@ its user may say (``retry.restarts_max``) that it can be repeated.
 _GOING = frozenset({ReasonCode.NODE_RECLAIMED, ReasonCode.NODE_EMPTIED})
 """Why attempts stop whose node is to be empty."""
 
+_ARENA = "Arena, since a program may not be safe to repeat: release it if it is"
+"""Who holds a program whose node went before it had ended."""
+
 _HOPELESS = frozenset({"config", "data"})
 """Worker errors that a repetition cannot mend."""
 
@@ -40,20 +43,12 @@ def conclude_job(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: 
         _end(draft, job, JobState.CANCELLED)
     elif attempt.stop_cause is not None and attempt.stop_cause.names.get("limit") == "time":
         _end_at_time_limit(draft, job)
-    elif _was_asked_to_stop(attempt, outcome) and _may_be_repeated(job, attempt):
+    elif _was_asked_to_stop(attempt, outcome):
         _after_stop(draft, job, attempt)
     elif _went_with_its_node(draft, job, attempt, outcome):
         _after_reclaim(draft, job, attempt)
     else:
-        _after_failure(draft, job, _named(attempt), outcome)
-
-
-def _named(attempt: AttemptRecord) -> AttemptRecord:
-    """Return an attempt that says what it ended of, also where that was the going of its node."""
-    cause = attempt.stop_cause
-    if cause is None or cause.code not in _GOING:
-        return attempt
-    return replace(attempt, error=f"{cause}; {attempt.error}" if attempt.error else str(cause))
+        _after_failure(draft, job, attempt, outcome)
 
 
 def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", error: str = "") -> None:
@@ -89,15 +84,18 @@ def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
 
 
 def _may_be_repeated(job: JobRecord, attempt: AttemptRecord) -> bool:
-    """Tell whether a job may start anew though its node went: a program that may not be stopped may not be safe to."""
+    """Tell whether a job may start anew after its node had to be left: only its user knows that of a program."""
     is_going = attempt.stop_cause is not None and attempt.stop_cause.code in _GOING
-    return not is_going or job.spec.keeps_checkpoints or job.spec.preemptible or job.wish is Wish.HOLD
+    return not is_going or job.spec.preemptible or job.spec.restarts_max > 0 or job.spec.keeps_checkpoints
 
 
 def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
     if job.wish is Wish.HOLD:
         drop_target(draft, job)
         draft.put_job(replace(job, state=JobState.HELD, target=None, reasons=_causes(attempt)))
+    elif not _may_be_repeated(job, attempt):
+        drop_target(draft, job)
+        _hold_for_its_user(draft, replace(job, target=None), (*_causes(attempt), reason(ReasonCode.HELD, by=_ARENA)))
     elif job.target is not None:
         draft.put_job(replace(job, state=JobState.RECONFIGURING))
     else:
@@ -147,7 +145,8 @@ def _after_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome
     elif outcome is EndKind.LAUNCH_FAILED:
         _after_launch_failure(draft, job, attempt)
     elif code == "checkpoint":
-        _hold_for_its_user(draft, job, attempt)
+        error = f"{attempt.error}; release the job once its checkpoints are right"
+        _hold_for_its_user(draft, job, (reason(ReasonCode.WORKER_FAILED, error=error),))
     else:
         _after_crash(draft, job, attempt, outcome)
 
@@ -231,11 +230,11 @@ def _retry(draft: Draft, job: JobRecord, attempt: AttemptRecord, *, wait_s: floa
     )
 
 
-def _hold_for_its_user(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
-    cause = reason(ReasonCode.WORKER_FAILED, error=f"{attempt.error}; release the job once its checkpoints are right")
-    draft.put_job(replace(job, state=JobState.QUEUED, wish=Wish.HOLD, reasons=(cause,)))
+def _hold_for_its_user(draft: Draft, job: JobRecord, causes: tuple[Reason, ...]) -> None:
+    draft.put_job(replace(job, state=JobState.QUEUED, wish=Wish.HOLD, reasons=causes))
     draft.put_job(replace(draft.state.jobs[job.job_id], state=JobState.HELD))
-    draft.record(EntryKind.JOB_STATE, f"held: {cause}", job_id=job.job_id, after=JobState.HELD.value)
+    told = "; ".join(map(str, causes))
+    draft.record(EntryKind.JOB_STATE, f"held: {told}", job_id=job.job_id, after=JobState.HELD.value)
 
 
 def _backoff_s(draft: Draft, count: int) -> float:

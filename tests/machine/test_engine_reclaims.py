@@ -224,15 +224,32 @@ def test_what_finishes_has_until_the_end() -> None:
     assert (sim.ended[A].state, sim.ended[A].restart_count) == (JobState.SUCCEEDED, 0)
 
 
-@pytest.mark.parametrize(("preemptible", "state"), [(True, JobState.QUEUED), (False, JobState.FAILED)])
-def test_a_program_is_told_a_grace_before_and_repeated_if_it_may_be_stopped(preemptible: bool, state: JobState) -> None:
-    sim = running("n1", spec=command_spec("a", count=2, preemptible=preemptible, stop={"steps": 500}))
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"preemptible": True}, JobState.QUEUED),
+        ({"preemptible": False, "retry": {"restarts_max": 1}}, JobState.QUEUED),
+        ({"preemptible": False}, JobState.HELD),
+    ],
+)
+def test_a_program_is_told_a_grace_before_and_repeated_if_its_user_says_so(
+    fields: dict[str, object], state: JobState
+) -> None:
+    sim = running("n1", spec=command_spec("a", count=2, stop={"steps": 500}, **fields))
     sim.at(60.0, notice(60.0))
     sim.run(until_s=110.0)
     assert stops(sim) == [(90.0, "save", 30.0)]
-    job = sim.ended[A] if A in sim.ended else job_of(sim)
-    assert job.state is state
-    assert (job.error == "node n1 is reclaimed in 30 s: the lender's word") is (state is JobState.FAILED)
+    job = job_of(sim)
+    assert (job.state, job.restart_count) == (state, 0)
+    sim.at(111.0, notice(None))
+    if state is JobState.HELD:
+        assert [str(one) for one in job.reasons] == [
+            "node n1 is reclaimed in 30 s: the lender's word",
+            "held by Arena, since a program may not be safe to repeat: release it if it is",
+        ]
+        sim.at(112.0, JobWishChanged(job_id=A, wish="run", by="ann"))
+    sim.run()
+    assert sim.ended[A].state is JobState.SUCCEEDED
 
 
 def test_what_is_being_held_stays_held_and_what_moves_goes_where_it_was_to_go() -> None:
