@@ -49,6 +49,7 @@ class NoticeFile:
         self._wall_s = wall_s
         self._seen: tuple[int, ...] | None = None
         self._notice: Notice | None = None
+        self._problem = ""
 
     def read(self) -> Notice | None:
         """Return what the file says now, None where there is none; the same object until it is written anew."""
@@ -65,7 +66,9 @@ class NoticeFile:
                 _log.warning("this node will not be taken away after all: %s is gone", self._path)
             self._seen = self._notice = None
         except OSError as error:
-            _log.error("the notice in %s cannot be read: %s", self._path, error)
+            if str(error) != self._problem:  # once: it is looked at many times a second
+                _log.error("the notice in %s cannot be read: %s", self._path, error)
+            self._problem = str(error)
         return self._notice
 
     def _noticed(self, text: str, written_wall_s: float) -> Notice:
@@ -75,10 +78,10 @@ class NoticeFile:
 
 
 def _parsed(text: str) -> tuple[float, str]:
-    first, _, rest = text.strip().partition(" ")
+    first, *rest = text.split(maxsplit=1) or [""]
     try:
         within_s = float(first)
     except ValueError:
         return WITHIN_S_DEFAULT, text.strip() or _WHY_DEFAULT
-    is_length = math.isfinite(within_s) and within_s >= 0
-    return within_s if is_length else WITHIN_S_DEFAULT, rest.strip() or _WHY_DEFAULT
+    within_s = max(within_s, 0.0) if math.isfinite(within_s) else WITHIN_S_DEFAULT
+    return within_s, rest[0].strip() if rest else _WHY_DEFAULT

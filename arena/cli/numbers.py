@@ -23,7 +23,7 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # older ones take no argument
     """A length of time in seconds, or with units: ``90``, ``90s``, ``10m``, ``1h30m``, ``2d``."""
 
     name = "duration"

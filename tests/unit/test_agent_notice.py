@@ -1,0 +1,110 @@
+"""The file that says that a node will be taken away: what it may hold, and what its time means."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from arena.domain.events import ReclaimNotice
+from arena_agent.notice import NoticeFile
+
+
+@dataclass
+class Clocks:
+    """A host that was booted 900 s after the epoch of its wall clock."""
+
+    now_s: float = 1000.0
+
+    def boot_s(self) -> float:
+        return self.now_s - 900.0
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clocks() -> Clocks:
+    return Clocks()
+
+
+@pytest.fixture
+def file(tmp_path: Path, clocks: Clocks) -> NoticeFile:
+    return NoticeFile(tmp_path / "notice", boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+
+
+def write(folder: Path, text: str, at_s: float) -> None:
+    (folder / "notice").write_text(text)
+    os.utime(folder / "notice", (at_s, at_s))
+
+
+@pytest.mark.parametrize(
+    ("text", "within_s", "why"),
+    [
+        ("60", 60.0, "its lender takes it back"),
+        ("60\n", 60.0, "its lender takes it back"),
+        ("90.5 rebalancing of the market\n", 90.5, "rebalancing of the market"),
+        ("120\tmaintenance", 120.0, "maintenance"),
+        ("0", 0.0, "its lender takes it back"),
+        ("", 30.0, "its lender takes it back"),
+        ("TERMINATE", 30.0, "TERMINATE"),
+        ("nan", 30.0, "its lender takes it back"),
+        ("-5 x", 0.0, "x"),
+        ("inf", 30.0, "its lender takes it back"),
+    ],
+)
+def test_seconds_and_why(
+    file: NoticeFile, tmp_path: Path, clocks: Clocks, text: str, within_s: float, why: str
+) -> None:
+    write(tmp_path, text, clocks.now_s)
+    notice = file.read()
+    assert notice is not None
+    assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=within_s, why=why)
+
+
+def test_the_time_counts_from_the_writing_whoever_reads_it_when(
+    file: NoticeFile, tmp_path: Path, clocks: Clocks
+) -> None:
+    write(tmp_path, "60", clocks.now_s)
+    clocks.now_s += 20.0
+    first = file.read()
+    assert first is not None
+    assert first.left(clocks.boot_s()).within_s == 40.0
+    clocks.now_s += 10.0
+    assert file.read() is first, "the same word is told once"
+    assert first.left(clocks.boot_s()).within_s == 30.0
+    clocks.now_s += 100.0
+    assert first.left(clocks.boot_s()).within_s == 0.0
+
+
+def test_a_file_of_the_future_has_just_been_written(file: NoticeFile, tmp_path: Path, clocks: Clocks) -> None:
+    write(tmp_path, "60", clocks.now_s + 5000.0)
+    notice = file.read()
+    assert notice is not None
+    assert notice.left(clocks.boot_s()).within_s == 60.0
+
+
+def test_it_is_read_anew_when_it_is_written_anew_and_gone_with_the_file(
+    file: NoticeFile, tmp_path: Path, clocks: Clocks
+) -> None:
+    assert file.read() is None
+    write(tmp_path, "60", clocks.now_s)
+    first = file.read()
+    clocks.now_s += 1.0
+    write(tmp_path, "20", clocks.now_s)
+    second = file.read()
+    assert second is not None
+    assert first != second
+    assert second.left(clocks.boot_s()).within_s == 20.0
+    (tmp_path / "notice").unlink()
+    assert file.read() is None
+
+
+def test_what_cannot_be_read_is_no_word_and_is_told_once(
+    file: NoticeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "notice").mkdir()
+    assert [file.read() for _ in range(3)] == [None] * 3
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
