@@ -12,9 +12,10 @@ from arena.domain.events import Event, JobSubmitted, JobWishChanged, NodeRegiste
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
-from arena.domain.records import AttemptRecord
+from arena.domain.records import AttemptRecord, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
+from arena.engine.spending import is_spent
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.budgets import GIVEN_UP, Budgets
@@ -103,6 +104,9 @@ class Replay:
                 watch(step)
             for job_id in () if budgets is None else budgets.given_up(step, simulation.engine.state):
                 simulation.at(step.at_s, JobWishChanged(job_id=job_id, wish="cancel", by=GIVEN_UP))
+            for job in step.jobs if self.disturbances else ():
+                if job.state is JobState.HELD and not is_spent(job):  # its node went: its user has it repeated
+                    simulation.at(step.at_s, JobWishChanged(job_id=job.job_id, wish="run", by=job.user))
 
         begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
         simulation = Simulation(

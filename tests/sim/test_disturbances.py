@@ -21,6 +21,7 @@ from arena.sim.disturbances import Availability, Disturbance, Failures, Reclaims
 from arena.sim.ledger import JobOutcome
 from arena.sim.replay import REPLAY_CONFIG, Replay, ReplayJob, nodes_of
 from tests.builders import shape
+from tests.fakes.grids import PowerLawGrids
 from tests.sim.test_replay import FREE, job, table
 
 NODE = NodeId("cpu-default-1x00000")
@@ -245,6 +246,21 @@ def test_what_repeats_goes_on_for_ever() -> None:
     events = lent((10.0, False), (20.0, True), repeat_every_s=100.0).events(list(nodes_of(shape(("cpu", 1, 1)))), 0.0)
     lost = [at_s for at_s, event in islice(events, 20) if isinstance(event, NodeDisconnected)]
     assert lost == [10.0 + 100.0 * turn for turn in range(10)]
+
+
+def test_a_program_that_may_not_be_stopped_is_told_a_grace_before_and_repeated_by_its_user() -> None:
+    """Asked back at 250 s with 100 s of grace, of which the job leaves 30 s; its commands can save, in a model."""
+    program = {"workload": None, "command": {"argv": ["python"]}, "preemptible": False, "retry": {"restarts_max": 0}}
+    replay = Replay(
+        shape=shape(("cpu", 1, 2)),
+        policy=make_policy("fcfs"),
+        grids=PowerLawGrids(),
+        costs=replace(FREE, restart=ConstantRestart(first_s=0.0, again_s=7.0)),
+        disturbances=(lent((250.0, False), grace_s=100.0),),
+        check=True,
+    )
+    (outcome,) = replay.run([job("a", 0.0, 500, **program)]).outcomes
+    assert (outcome.state, outcome.ended_at_s) == (JobState.SUCCEEDED, 320.0 + 7.0 + 180.0)
 
 
 def test_a_job_that_loses_its_node_often_goes_on_as_long_as_it_gets_on() -> None:
