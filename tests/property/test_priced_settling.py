@@ -18,8 +18,9 @@ from arena.policies.placement import place
 from arena.policies.priced.allocation import Answer, Effort
 from arena.policies.priced.columns import Columns, Floats
 from arena.policies.priced.market import Market, Tables, market_of
+from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.seating import Seats
-from arena.policies.priced.settling import settled
+from arena.policies.priced.settling import by_prices, settled
 from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
 
 sized = settings(max_examples=60, deadline=None)
@@ -39,8 +40,11 @@ class Case:
         guess = np.full(
             len(self.market.rows), float(self.columns.value.max()) / max(float(self.market.supply.sum()), 1.0)
         )
-        incumbents = (self.market.keeping,)
-        return settled(self.snapshot, self.market, self.columns, guess=guess, incumbents=incumbents, effort=Effort())
+        choose = by_prices(self.market, guess, Effort())
+        rooms = Rooms.of_all(len(self.market.contenders), self.market.supply)
+        kept = (self.market.keeping,)
+        found = (self.snapshot, self.market, self.columns, choose)
+        return settled(*found, rooms=rooms, incumbents=kept, effort=Effort())
 
 
 @st.composite

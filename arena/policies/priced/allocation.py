@@ -133,15 +133,6 @@ def filled(columns: Columns, supply: Floats, priced: Priced, start: Ints) -> Int
     return chosen
 
 
-def gaining(columns: Columns, supply: Floats, priced: Priced, chosen: Ints) -> Ints:
-    """Return the columns that would be worth more to their jobs and fit in what is free, most profitable first."""
-    having = _having(columns, chosen)
-    keep = _fitting(columns, having, supply - having.used, 1e-9 * max(priced.bound, 0.0))
-    profit = priced.reduced[keep] - np.where(chosen >= 0, priced.reduced[chosen], 0.0)[columns.job[keep]]
-    order: Ints = keep[np.argsort(-profit, kind="stable")]
-    return order
-
-
 def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> Ints:
     """Return the columns that gain and fit, row by row: where a row is full hardly any are left to be looked at."""
     keep = np.flatnonzero(columns.value - having.worth[columns.job] > least)

@@ -8,11 +8,10 @@ column, a cell of its grid; the value of a column is how fast it lowers the esti
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode
@@ -20,18 +19,19 @@ from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.length_beliefs import effective_remaining
 from arena.policies.priced.admitting import View, admitted
-from arena.policies.priced.allocation import Answer, Effort, solve
+from arena.policies.priced.allocation import Answer, Effort
 from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
-from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
+from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
 from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
 from arena.policies.priced.promising import no_cell, with_cause
-from arena.policies.priced.seating import Seats, seated
-from arena.policies.priced.settling import settled
+from arena.policies.priced.rooms import Rooms
+from arena.policies.priced.seating import Seats
+from arena.policies.priced.settling import by_prices, settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
 from arena.policies.priced.shares import shared
 from arena.policies.priced.unopposed import unopposed
@@ -40,9 +40,6 @@ from arena.policies.priced.work_left import work_done
 
 SOON_RESTARTS = 10.0
 """Of a job that ends within so many restarts, those count that its changes would need."""
-
-CUT_ROUNDS_WITH_SHARES = 16
-"""Times that a choice is made again without what found no devices, where shares must be kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +55,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "2"
+    version: str = "3"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
@@ -111,66 +108,21 @@ class PricedPolicy:
         self, snapshot: Snapshot, market: Market, problem: Problem
     ) -> tuple[Market, Problem, tuple[Answer, Seats]]:
         """Choose and seat within the shares of tenants, whose rows the market then has, where there are any."""
-        if not _has_shares(snapshot, market):
-            return market, problem, self._settled(replace(snapshot, tenants={}), market, problem)
-
-        def settle(within: Market, columns: Columns, prices: Floats | None) -> tuple[Answer, Seats]:
-            known = problem.guess if prices is None else prices
-            guess = np.pad(known, (0, len(within.rows) - len(known)))
-            return self._settled(snapshot, within, replace(problem, columns=columns, guess=guess))
-
-        closed = types_kept_free(market, problem.claims.overdue)
-        found = shared(snapshot, market, problem.columns, settle, effort=self.effort, closed=closed)
-        return found.market, replace(problem, columns=found.columns), (found.answer, found.seats)
-
-    def _settled(self, snapshot: Snapshot, market: Market, problem: Problem) -> tuple[Answer, Seats]:
-        """Choose and seat; without what could not be seated, until all of it can.
-
-        The bound stays that of the whole problem: what could not be seated counts as lost.
-        """
-        if not snapshot.tenants:
-            return settled(
-                snapshot,
-                market,
-                problem.columns,
-                guess=problem.guess,
-                incumbents=_incumbents(market, problem.columns),
-                effort=replace(self.effort, gap=self.effort.gap * problem.claims.finer),
-            )
-        columns, cuts, first = problem.columns, dict[int, Reason](), None
-        for _ in range(CUT_ROUNDS_WITH_SHARES):
-            answer = solve(
-                columns,
-                market.supply,
-                guess=problem.guess,
-                incumbents=_incumbents(market, columns),
-                effort=replace(self.effort, gap=self.effort.gap * problem.claims.finer),
-                prices=None if first is None else first.prices,
-            )
-            first = first or answer.priced
-            seats = seated(snapshot, market, answer.chosen, columns.value)
-            if not seats.cuts:
-                return _measured(problem.columns, seats.chosen, first), replace(seats, cuts=cuts)
-            cuts |= seats.cuts
-            if market.claims & seats.cuts.keys():
-                return _without_cuts(market, problem.columns, seats, first), replace(seats, cuts=cuts)
-            columns = replace(columns, value=np.where(_at(cuts, len(columns.job)), -1.0, columns.value))
-        chosen = answer.chosen
-        for _ in range(CUT_ROUNDS_WITH_SHARES):
-            chosen = _relented(market, columns, chosen, seats)
-            seats = seated(snapshot, market, chosen, columns.value)
-            if not seats.cuts:
-                return _measured(problem.columns, seats.chosen, first or answer.priced), replace(seats, cuts=cuts)
-        seats = seated(snapshot, market, _modest(market, columns, answer.chosen), columns.value)
-        answer = _without_cuts(market, problem.columns, seats, first or answer.priced)
-        return answer, replace(seats, cuts=cuts | dict(seats.cuts))
-
-
-def _without_cuts(market: Market, columns: Columns, seats: Seats, priced: Priced) -> Answer:
-    """Return what was chosen but for what found no devices."""
-    chosen = seats.chosen.copy()
-    chosen[[int(market.job[column]) for column in seats.cuts]] = NONE
-    return _measured(columns, chosen, priced)
+        effort = replace(self.effort, gap=self.effort.gap * problem.claims.finer)
+        if _has_shares(snapshot, market):
+            closed = types_kept_free(market, problem.claims.overdue)
+            found = shared(snapshot, market, problem.columns, guess=problem.guess, effort=effort, closed=closed)
+            return found.market, replace(problem, columns=found.columns), (found.answer, found.seats)
+        answer = settled(
+            snapshot,
+            market,
+            problem.columns,
+            by_prices(market, problem.guess, effort),
+            rooms=Rooms.of_all(len(market.contenders), market.supply),
+            incumbents=_incumbents(market, problem.columns),
+            effort=effort,
+        )
+        return market, problem, answer
 
 
 def _first(*instants_s: float | None) -> float | None:
@@ -184,17 +136,6 @@ def _has_shares(snapshot: Snapshot, market: Market) -> bool:
         or (one.holding is None and not spec.preemptible)
         for one in market.contenders
     )
-
-
-def _at(places: Collection[int], count: int) -> NDArray[np.bool_]:
-    """Return so many flags, those of some places up."""
-    flags = np.zeros(count, dtype=bool)
-    flags[list(places)] = True
-    return flags
-
-
-def _measured(columns: Columns, chosen: Ints, priced: Priced) -> Answer:
-    return Answer(chosen=chosen, value=columns.worth(chosen), priced=priced)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,19 +240,6 @@ def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:
     """Return the choice that all that runs stays, unless shares do not allow it."""
     is_allowed = bool((columns.used(market.keeping) <= market.supply + 1e-6).all())
     return (market.keeping,) if is_allowed else ()
-
-
-def _relented(market: Market, columns: Columns, chosen: Ints, seats: Seats) -> Ints:
-    """Return a choice in which those that found no devices keep what they have, if they may."""
-    modest = _modest(market, columns, np.full_like(chosen, NONE))
-    found_none = _at([int(market.job[column]) for column in seats.cuts], len(chosen))
-    return np.where(found_none, modest, chosen)
-
-
-def _modest(market: Market, columns: Columns, chosen: Ints) -> Ints:
-    """Return a choice in which all that runs keeps what it has, but for who must go."""
-    may_stay = (market.keeping >= 0) & (columns.value[market.keeping] >= 0.0)
-    return np.where(may_stay, market.keeping, chosen)
 
 
 def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice | None]:

@@ -22,9 +22,9 @@ from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
-from arena.policies.priced.allocation import gaining
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced
 from arena.policies.priced.market import Kept, Market
+from arena.policies.priced.rooms import SLACK, Rooms
 
 JOBS_CLEARED_MAX = 3
 """With more jobs than this cleared away and still no room, a group is given up."""
@@ -34,8 +34,6 @@ CLEARINGS_TRIED_MAX = 6
 
 FILL_ROUNDS = 4
 """Times that what is left over is looked at: a job that grows gives something back as well."""
-
-_SLACK = 1e-6
 
 _FOR_EVERYBODY = frozenset({ReasonCode.FRAGMENTED, ReasonCode.INSUFFICIENT_GPUS})
 """Of a job that has nothing; who finds no devices for one of these reasons finds none as any other job either."""
@@ -66,9 +64,11 @@ def seated(snapshot: Snapshot, market: Market, chosen: Ints, value: Floats) -> S
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 
 
-def seated_or_better(
-    snapshot: Snapshot, market: Market, columns: Columns, priced: Priced, chosen: Ints, *, is_full: bool
-) -> Seats:
+Offer = tuple[Columns, Priced, Rooms]
+"""What there is to choose from, at which prices, and how much of each row."""
+
+
+def seated_or_better(snapshot: Snapshot, market: Market, offer: Offer, chosen: Ints, *, is_full: bool) -> Seats:
     """Find devices for all that change; what finds none has the most profitable column that does, or nothing.
 
     So has everybody else who gains by what is left over then.
@@ -76,40 +76,43 @@ def seated_or_better(
     Args:
         is_full: Whether the choice leaves nothing over, if all of it finds devices.
     """
-    seating = _Seating(snapshot, market, chosen, columns.value)
+    seating = _Seating(snapshot, market, chosen, offer[0].value)
     seating.seat_all()
     seating.chosen[[int(market.job[column]) for column in seating.cuts]] = NONE
     if seating.cuts or not is_full:
-        _fill(seating, columns, priced)
+        _fill(seating, offer)
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 
 
-def _fill(seating: _Seating, columns: Columns, priced: Priced) -> None:
+def _fill(seating: _Seating, offer: Offer) -> None:
     """Give what is left over to whoever gains most by it."""
-    growths = GROWTHS_TRIED_MAX
+    columns, priced, rooms = offer
+    growths, least = GROWTHS_TRIED_MAX, 1e-9 * max(priced.bound, 0.0)
     for _ in range(FILL_ROUNDS):
-        order = gaining(columns, seating.market.supply, priced, seating.chosen)
+        order = rooms.gaining(columns, priced.reduced, seating.chosen, least)
         is_growth = seating.stay(columns.job[order])
         beyond = np.cumsum(is_growth) > growths
         growths -= int(is_growth.sum())
-        if not _given_out(seating, columns, order[~(is_growth & beyond)]):
+        if not _given_out(seating, columns, rooms, order[~(is_growth & beyond)]):
             return
 
 
-def _given_out(seating: _Seating, columns: Columns, order: Ints) -> bool:
+def _given_out(seating: _Seating, columns: Columns, rooms: Rooms, order: Ints) -> bool:
     """Give columns to their jobs one after the other while they find devices; tell whether any job gave some back."""
     chosen, has_grown = seating.chosen, False
-    free = seating.market.supply - columns.used(chosen)
+    used = rooms.used(columns, chosen)
+    free = rooms.free(used)
     worth = np.where(chosen >= 0, columns.value[chosen], 0.0)
     jobs, values = columns.job[order].tolist(), columns.value[order].tolist()
     for column, at, value in zip(order.tolist(), jobs, values, strict=True):
         if value <= worth[at] or seating.is_hopeless(at, column):
             continue
-        before = int(chosen[at])
+        before, owner = int(chosen[at]), int(rooms.owner[at])
         need = columns.usage[column] - (columns.usage[before] if before >= 0 else 0.0)
-        if (need > free + _SLACK).any() or not seating.change(at, column):
+        if (need > free[owner] + SLACK).any() or not seating.change(at, column):
             continue
-        free, worth[at] = free - need, value
+        used[owner] += need
+        free, worth[at] = rooms.free(used), value
         has_grown = has_grown or before >= 0
     return has_grown
 

@@ -8,7 +8,7 @@ again without what found no devices, and the best of all that were made is taken
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from arena.domain.reason import Reason
@@ -16,6 +16,7 @@ from arena.policies.base import Snapshot
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.columns import Columns, Floats, Ints, Priced
 from arena.policies.priced.market import Market
+from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.seating import Seats, seated_or_better
 
 ROUNDS_MAX = 4
@@ -23,6 +24,9 @@ ROUNDS_MAX = 4
 
 LOST_SHARE = 0.5
 """Of the gap that is good enough; a choice that loses no more by what found no devices is not made again."""
+
+Choose = Callable[[Columns, Sequence[Ints], Priced | None], Answer]
+"""Makes a choice among columns, from others to begin with, at prices if they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +42,37 @@ class _Found:
     lost: float
 
 
-def settled(
-    snapshot: Snapshot, market: Market, columns: Columns, *, guess: Floats, incumbents: tuple[Ints, ...], effort: Effort
-) -> tuple[Answer, Seats]:
-    """Return the best choice that has devices, and these.
-
-    The bound stays that of the whole problem: what could not be seated counts as lost.
+def by_prices(market: Market, guess: Floats, effort: Effort) -> Choose:
+    """Return how a choice is made within the rows of a market.
 
     Args:
         guess: Prices to begin with.
+    """
+
+    def choose(columns: Columns, starts: Sequence[Ints], known: Priced | None) -> Answer:
+        prices = None if known is None else known.prices
+        return solve(columns, market.supply, guess=guess, incumbents=starts, effort=effort, prices=prices)
+
+    return choose
+
+
+def settled(
+    snapshot: Snapshot,
+    market: Market,
+    columns: Columns,
+    choose: Choose,
+    *,
+    rooms: Rooms,
+    incumbents: tuple[Ints, ...],
+    effort: Effort,
+) -> tuple[Answer, Seats]:
+    """Return the best choice that has devices, and these.
+
+    The bound stays that of the whole problem: what could not be seated counts as lost. A choice in which something
+    finds no devices that a tenant claims (``Market.claims``) is not made again: it is not for others to have that.
+
+    Args:
+        rooms: What there is of each row of the columns.
         incumbents: Choices that are known to have devices.
     """
     priced: Priced | None = None
@@ -55,27 +81,22 @@ def settled(
     within = columns
     for _ in range(ROUNDS_MAX):
         starts = incumbents if best is None else (*incumbents, best.seats.chosen)
-        answer = solve(
-            within,
-            market.supply,
-            guess=guess,
-            incumbents=starts,
-            effort=effort,
-            prices=None if priced is None else priced.prices,
-        )
+        answer = choose(within, starts, priced)
         priced = priced or answer.priced
-        seats = seated_or_better(snapshot, market, columns, priced, answer.chosen, is_full=not cuts)
+        seats = seated_or_better(snapshot, market, (columns, priced, rooms), answer.chosen, is_full=not cuts)
         found = _found(columns, seats, answer.chosen)
         best = found if best is None or found.value > best.value else best
         cuts |= found.seats.cuts
         if not found.seats.cuts or best.lost <= LOST_SHARE * effort.gap * priced.bound:
+            break
+        if market.claims & found.seats.cuts.keys():
             break
         within = _without(columns, cuts)
     assert best is not None
     assert priced is not None
     for incumbent in incumbents:
         if columns.worth(incumbent) > best.value:
-            seats = seated_or_better(snapshot, market, columns, priced, incumbent, is_full=False)
+            seats = seated_or_better(snapshot, market, (columns, priced, rooms), incumbent, is_full=False)
             best = _found(columns, seats, incumbent)
     return Answer(chosen=best.seats.chosen, value=best.value, priced=priced), replace(best.seats, cuts=cuts)
 

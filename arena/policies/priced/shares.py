@@ -6,12 +6,10 @@ work: what it has no job for, or none that fits, is lent to whoever pays most.
 
 *Rows.* Nobody may use what others claim: for each row r of the market and each set U of tenants,
 ``sum over the jobs of all but U of what they take of r <= supply of r - sum over U of their claims``. For all sets this
-says that what is taken beyond the claims fits beside the claims. Few of the sets matter, so they are added as they are
-broken, the one with all tenants first. The claims themselves keep all rows, and a choice that keeps them stays one when
-a tenant's jobs are replaced by those it claimed for: so at the optimum each tenant does at least as well as it would
-alone with its share, and prices of these rows say what a share costs the others. Where tenants are alike one set would
-follow the other; so after a first round what is left beside the claims is parted among those that would have it, and
-the bound stays that of the sets.
+says that what is taken beyond the claims fits beside the claims (``rooms``; all of the sets at once:
+``lending_prices``). The claims themselves keep all rows, and a choice that keeps them stays one when a tenant's jobs
+are replaced by those it claimed for: so at the optimum each tenant does at least as well as it would alone with its
+share, and prices of these rows say what a share costs the others.
 
 *Whole nodes.* Where the GPUs of a claim are there but not together, jobs that have no claim are taken off the nodes on
 which they are worth least. What is not there together even then is claimed no longer, and lent.
@@ -41,57 +39,35 @@ A guarantee of any type is claimed where the tenant's jobs run best: name the ty
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from arena.domain.tenants import ANY_TYPE
 from arena.policies.base import Snapshot
-from arena.policies.priced.allocation import Answer, Effort, solve
+from arena.policies.priced.allocation import Answer, Effort, filled
 from arena.policies.priced.borrowers import Shared, borrowers_in_the_way
-from arena.policies.priced.ceilings import SLACK, Amounts, Ceiling, ceilings, first_rows, more_rows
-from arena.policies.priced.columns import NONE, Columns, Floats, Ints, firsts
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
+from arena.policies.priced.lending import Lending
+from arena.policies.priced.lending_prices import LendingPrices, lending_prices
 from arena.policies.priced.market import MOVES_MAX, Market, Row
-from arena.policies.priced.seating import Seats
+from arena.policies.priced.rooms import SLACK, Rooms, flags
+from arena.policies.priced.settling import Choose, settled
+from arena.policies.priced.tenancy import Tenancy, tenancy_of
 
 ROUNDS_MAX = 16
-"""Times that a choice is made anew, with more rows or with borrowers taken off nodes."""
+"""Times that a choice is made anew, with other claims or with borrowers taken off nodes."""
 
-Settle = Callable[[Market, Columns, Floats | None], tuple[Answer, Seats]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenancy:
-    """Who belongs to which tenant.
-
-    Args:
-        names: Tenants.
-        tenant: Of each column, ``NONE`` for those of others; shape (columns,).
-        kinds: GPU types, then ``ANY_TYPE``.
-        by_kind: GPUs that each column takes; shape (columns, kinds).
-        guaranteed: Shape (tenants, kinds); under ``ANY_TYPE`` all of a tenant's.
-        limits: What of its guarantee each tenant may still be given, infinite where a kind does not limit it.
-        lasting: What jobs that may not be stopped start on, None where none of them waits.
-    """
-
-    names: tuple[str, ...]
-    tenant: Ints
-    kinds: tuple[str, ...]
-    by_kind: Floats
-    guaranteed: Floats
-    limits: Floats
-    lasting: Amounts | None
+CLAIMS_GAP = 0.005
+"""Relative distance to the best that claims could be which is near enough."""
 
 
 def shared(
     snapshot: Snapshot,
     market: Market,
     columns: Columns,
-    settle: Settle,
     *,
+    guess: Floats,
     effort: Effort,
     closed: Collection[str] = (),
 ) -> Shared:
@@ -99,47 +75,37 @@ def shared(
 
     Args:
         columns: Without shares.
-        settle: Chooses and seats within a market's rows, from prices of the first of them on if there are any known.
+        guess: Prices to begin with; shape (rows,).
         closed: GPU types on which jobs that may not be stopped start only within their tenant's share.
     """
-    tenancy = _tenancy_of(snapshot, market, closed)
-    barred, dropped, rows, is_late, bound = set[int](), set[int](), list[Ceiling](), False, -math.inf
-    claimed = amounts = prices = None
+    tenancy = tenancy_of(snapshot, market, closed)
+    board = _board_of(market, columns, tenancy)
+    barred, dropped = set[int](), set[int]()
+    alone = _alone_of(market, board, tenancy, guess)
+    claimed = alone.claimed(effort)
+    rooms = board.rooms(claimed)
+    priced = lending_prices(board.columns, rooms, np.pad(guess, (0, len(board.rows) - len(guess))))
     for left in range(ROUNDS_MAX - 1, -1, -1):
-        if claimed is None:
-            claimed, amounts = _claimed(market, columns, tenancy, dropped, effort), None
-        if amounts is None:
-            amounts = (_claims(market, tenancy, claimed), *([tenancy.lasting] if tenancy.lasting else []))
-            rows, is_late, bound = first_rows(amounts), False, -math.inf
-        values = np.where(_flags(barred, len(columns.job)), -1.0, columns.value)
-        own_claims = frozenset(claimed[claimed >= 0].tolist()) if left else frozenset()
-        extended = replace(_extended(market, tenancy, amounts, rows), claims=own_claims)
-        extended = replace(extended, entitled=market.entitled | frozenset(np.flatnonzero(claimed >= 0).tolist()))
-        own = Columns(job=columns.job, value=values, usage=extended.usage)
-        answer, seats = settle(extended, own, prices)
-        prices = answer.priced.prices[: len(market.rows)]
-        more = list(more_rows(tenancy.tenant, amounts, answer.chosen, is_late=is_late))
-        bound = max(bound, answer.priced.bound) if is_late else answer.priced.bound
-        answer = replace(answer, priced=replace(answer.priced, bound=bound))
-        found = Shared(market=extended, columns=own, answer=answer, seats=seats)
-        unserved = _unserved(market, tenancy, claimed, answer.chosen)
-        unseated = sorted(own_claims & seats.cuts.keys())
-        if not more and not unserved and not unseated:
-            wider = _widened(market, columns, tenancy, (claimed, answer.chosen), dropped)
-            if wider is None:
-                break
-            claimed, amounts = wider, None
-            continue
-        rows, is_late = [*rows, *more], is_late or bool(more)
-        in_the_way = borrowers_in_the_way(snapshot, found, claimed, unserved)
+        rooms = board.rooms(claimed)
+        found = _settled(snapshot, board, (claimed, priced, rooms), barred, effort)
+        if not left:
+            break
+        unserved = _unserved(market, tenancy, claimed, found.answer.chosen)
+        in_the_way = borrowers_in_the_way(snapshot, found, claimed, unserved) if unserved else set[int]()
         barred |= {int(market.keeping[at]) for at in in_the_way}
-        given_up = [column for column in unseated if market.keeping[market.job[column]] >= 0 or not in_the_way]
-        if not more and not in_the_way and not unseated:
-            given_up = [int(claimed[at]) for at in unserved]
+        cut = sorted(found.seats.cuts.keys() & set(claimed[claimed >= 0].tolist()))
+        given_up = [column for column in cut if market.keeping[market.job[column]] >= 0 or not in_the_way]
+        if not in_the_way:
+            given_up += [int(claimed[at]) for at in unserved]
         if given_up:
             dropped |= _no_smaller(market, given_up)
-            claimed = None
-    return found
+            claimed = alone.reclaimed(claimed, dropped)
+        elif not in_the_way:
+            wider = _widened(market, board, tenancy, (claimed, found.answer.chosen), dropped)
+            if wider is None:
+                break
+            claimed = wider
+    return _told(tenancy, board, found, (priced, rooms))
 
 
 def steadied(market: Market, value: Floats) -> Floats:
@@ -151,12 +117,6 @@ def steadied(market: Market, value: Floats) -> Floats:
     return np.where(often[market.job] & (market.entry < 0), value + bonus, value)
 
 
-def _flags(places: Collection[int], count: int) -> NDArray[np.bool_]:
-    flags = np.zeros(count, dtype=bool)
-    flags[list(places)] = True
-    return flags
-
-
 def _no_smaller(market: Market, columns: Sequence[int]) -> set[int]:
     """Return these columns with all of the same jobs that take as many GPUs or more, but for what jobs have."""
     found = set[int]()
@@ -166,124 +126,192 @@ def _no_smaller(market: Market, columns: Sequence[int]) -> set[int]:
     return found
 
 
-# --- who may have what -----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Board:
+    """The market with all that is scarce where there are shares.
 
-
-def _tenancy_of(snapshot: Snapshot, market: Market, closed: Collection[str]) -> Tenancy:
-    names = tuple(sorted(snapshot.tenants))
-    index = {name: at for at, name in enumerate(names)}
-    project = [snapshot.jobs[one.job_id].spec.project for one in market.contenders]
-    tenant = np.array([index.get(name, NONE) for name in project], dtype=np.intp)[market.job]
-    kinds = (*sorted(snapshot.shape.gpu_count_by_type), ANY_TYPE)
-    by_kind = _by_kind(market, kinds)
-    guaranteed = _guaranteed(snapshot, names, kinds)
-    held, lasting = _held(snapshot, market, index, kinds)
-    limits = np.maximum(guaranteed - held[:-1], 0.0)
-    for at, name in enumerate(names):
-        is_any = snapshot.tenants[name].is_of_any_type
-        limits[at, : -1 if is_any else None] = np.inf if is_any else limits[at]
-        limits[at, -1] = limits[at, -1] if is_any else np.inf
-    return Tenancy(
-        names=names,
-        tenant=tenant,
-        kinds=kinds,
-        by_kind=by_kind,
-        guaranteed=guaranteed,
-        limits=limits,
-        lasting=_lasting(snapshot, market, (kinds, by_kind), (guaranteed, lasting), closed),
-    )
-
-
-def _by_kind(market: Market, kinds: Sequence[str]) -> Floats:
-    """Return how many GPUs of each type every column takes, then how many in all; shape (columns, kinds)."""
-    of_type = np.array([[row.chunk == 1 and row.pool[0] == kind for kind in kinds[:-1]] for row in market.rows])
-    typed = market.usage @ of_type.astype(np.float64)
-    return np.column_stack([typed, typed.sum(axis=1)])
-
-
-def _guaranteed(snapshot: Snapshot, names: Sequence[str], kinds: Sequence[str]) -> Floats:
-    """Return what each tenant is guaranteed of each type by name, and in all; shape (tenants, kinds)."""
-    shares = [snapshot.tenants[name] for name in names]
-    typed = [[0 if one.is_of_any_type else one.of(kind) for kind in kinds[:-1]] for one in shares]
-    return np.array([[*counts, one.gpu_count] for counts, one in zip(typed, shares, strict=True)], dtype=np.float64)
-
-
-def _held(snapshot: Snapshot, market: Market, index: Mapping[str, int], kinds: Sequence[str]) -> tuple[Floats, Floats]:
-    """Return what jobs have that may not be touched now, and what of it those have that may never be stopped.
-
-    Shape (tenants + 1, kinds); the last is of jobs of other projects.
+    Args:
+        columns: With what they take of all rows.
+        rows: Those of the market, then those for jobs that may not be stopped.
+        lasting: What is only for such jobs of one tenant; shape (tenants, kinds), without kinds where none waits.
+        lending: How choices are made.
     """
-    held, lasting = np.zeros((len(index) + 1, len(kinds))), np.zeros((len(index) + 1, len(kinds)))
-    place = {kind: at for at, kind in enumerate(kinds)}
-    competing = {one.job_id for one in market.contenders}
-    for job_id, holding in snapshot.holding.items():
-        if job_id in competing:
-            continue
-        spec = snapshot.jobs[job_id].spec
-        at = index.get(spec.project, NONE)
-        counts = np.zeros(len(kinds))
-        for part in holding.group.parts:
-            if part.gpu_type in place:
-                counts[place[part.gpu_type]] += part.gpu_count
-        counts[-1] = counts[:-1].sum()
-        held[at] += counts
-        if not spec.preemptible:
-            lasting[at] += counts
-    return held, lasting
+
+    market: Market
+    columns: Columns
+    rows: tuple[Row, ...]
+    supply: Floats
+    lasting: Floats
+    lending: Lending
+
+    def rooms(self, claimed: Ints) -> Rooms:
+        """Return what there is beside what is claimed."""
+        claims = np.zeros((len(self.lasting), len(self.market.rows)))
+        picked = np.flatnonzero(claimed >= 0)
+        np.add.at(claims, self.lending.owner[picked], self.market.usage[claimed[picked]])
+        return Rooms(owner=self.lending.owner, supply=self.supply, claims=np.column_stack([claims, self.lasting]))
 
 
-def _lasting(
-    snapshot: Snapshot,
-    market: Market,
-    takes: tuple[Sequence[str], Floats],
-    parts: tuple[Floats, Floats],
-    closed: Collection[str],
-) -> Amounts | None:
-    """Return the amounts of GPUs for jobs that may not be stopped: what nobody is guaranteed, and each one's share."""
-    (kinds, by_kind), (guaranteed, held) = takes, parts
-    waits = [one.holding is None and not snapshot.jobs[one.job_id].spec.preemptible for one in market.contenders]
-    if not any(waits):
-        return None
-    total = np.zeros(len(kinds))
-    for room in snapshot.capacity.devices.values():
-        if room.pool[0] in kinds:
-            total[kinds.index(room.pool[0])] += len(room.free)
-    total[-1] = total.sum()
-    beyond = np.maximum(held[:-1] - guaranteed, 0.0).sum(axis=0) + held[-1]
-    nobodys = np.maximum(total - guaranteed.sum(axis=0) - beyond, 0.0)
-    nobodys[[at for at, kind in enumerate(kinds) if kind in closed]] = 0.0
-    left = np.maximum(guaranteed - held[:-1], 0.0)
-    return Amounts(
-        rows=tuple(Row((kind, ""), 1, is_lasting=True) for kind in kinds),
-        supply=nobodys + left.sum(axis=0),
-        usage=np.where(np.array(waits)[market.job][:, None], by_kind, 0.0),
-        claims=left,
+def _board_of(market: Market, columns: Columns, tenancy: Tenancy) -> _Board:
+    lasting, count = tenancy.lasting, len(tenancy.names)
+    owner = tenancy.tenant[columns.starts]
+    rows = market.rows if lasting is None else (*market.rows, *lasting.rows)
+    usage = columns.usage if lasting is None else np.column_stack([columns.usage, lasting.usage])
+    own = Columns(job=columns.job, value=columns.value, usage=usage)
+    chunks = np.array([float(row.chunk) for row in rows])
+    return _Board(
+        market=market,
+        columns=own,
+        rows=rows,
+        supply=market.supply if lasting is None else np.r_[market.supply, lasting.supply],
+        lasting=np.zeros((count, 0)) if lasting is None else lasting.claims,
+        lending=Lending(columns=own, owner=np.where(owner >= 0, owner, count), chunks=chunks),
     )
+
+
+def _settled(
+    snapshot: Snapshot,
+    board: _Board,
+    within: tuple[Ints, LendingPrices, Rooms],
+    barred: Collection[int],
+    effort: Effort,
+) -> Shared:
+    """Choose and seat beside some claims.
+
+    Args:
+        within: What is claimed, prices, and what there is beside the claims.
+        barred: Columns of borrowers that must go.
+    """
+    claimed, priced, rooms = within
+    market = replace(
+        board.market,
+        claims=frozenset(claimed[claimed >= 0].tolist()),
+        entitled=board.market.entitled | frozenset(np.flatnonzero(claimed >= 0).tolist()),
+    )
+    value = np.where(flags(barred, len(board.columns.job)), -1.0, board.columns.value)
+    columns = replace(board.columns, value=value)
+    keeping = np.where((market.keeping >= 0) & (value[market.keeping] >= 0.0), market.keeping, NONE)
+    incumbents = (keeping,) if rooms.hold(columns, keeping) else ()
+    choose = _beside_claims(board.lending, rooms, priced, effort)
+    answer, seats = settled(snapshot, market, columns, choose, rooms=rooms, incumbents=incumbents, effort=effort)
+    return Shared(market=market, columns=columns, answer=answer, seats=seats)
+
+
+def _beside_claims(lending: Lending, rooms: Rooms, priced: LendingPrices, effort: Effort) -> Choose:
+    """Return how a choice is made that leaves all claims."""
+    known = priced.as_priced(rooms)
+
+    def choose(columns: Columns, starts: Sequence[Ints], _: Priced | None) -> Answer:
+        chosen = lending.chosen(columns.value, rooms, priced, starts, effort)
+        return Answer(chosen=chosen, value=columns.worth(chosen), priced=known)
+
+    return choose
+
+
+def _told(tenancy: Tenancy, board: _Board, found: Shared, prices: tuple[LendingPrices, Rooms]) -> Shared:
+    """Return what was found with rows that say what shares cost whom: of each row what all may use but some tenants."""
+    priced, rooms = prices
+    rows, count = list(board.market.rows), len(board.market.rows)
+    least = priced.prices.min(axis=0)
+    supply, usage, price = [board.supply[:count]], [board.columns.usage[:, :count]], [least[:count]]
+    owner = rooms.owner[board.columns.job]
+    for at, row in enumerate(board.rows):
+        cheaper = priced.prices[:-1, at] < priced.prices[-1, at] * (1.0 - SLACK)
+        kept_for = np.flatnonzero(cheaper & (rooms.claims[:, at] > 0.0)).tolist()
+        if not kept_for and not row.is_lasting:
+            continue
+        claims = float(rooms.claims[kept_for, at].sum())
+        names = tuple(tenancy.names[one] for one in kept_for)
+        rows.append(replace(row, kept_for=names, kept_count=claims))
+        supply.append(np.array([board.supply[at] - claims]))
+        usage.append(np.where(np.isin(owner, kept_for), 0.0, board.columns.usage[:, at])[:, None])
+        price.append(np.array([priced.prices[-1, at] - (0.0 if row.is_lasting else least[at])]))
+    market = replace(
+        found.market, rows=tuple(rows), supply=np.concatenate(supply), usage=np.column_stack(usage), claims=frozenset()
+    )
+    answer = replace(found.answer, priced=replace(priced.as_priced(rooms), prices=np.concatenate(price)))
+    columns = Columns(job=found.columns.job, value=found.columns.value, usage=market.usage)
+    return Shared(market=market, columns=columns, answer=answer, seats=found.seats)
 
 
 # --- what is claimed -------------------------------------------------------------------------------------------------
 
 
-def _claimed(market: Market, columns: Columns, tenancy: Tenancy, dropped: Collection[int], effort: Effort) -> Ints:
-    """Return what each contender has when tenants are alone with their shares, ``NONE`` for all others."""
-    chosen = np.full(len(market.contenders), NONE, dtype=np.intp)
-    is_open = (tenancy.tenant >= 0) & (columns.value > 0.0) & ~_flags(dropped, len(columns.job))
-    is_open &= (tenancy.by_kind <= np.where(is_open[:, None], tenancy.limits[tenancy.tenant], np.inf) + SLACK).all(
-        axis=1
-    )
-    keep = np.flatnonzero(is_open)
-    if not len(keep):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """What tenants could have if they were alone with their shares: a problem of its own.
+
+    Args:
+        job_count: Jobs of the market.
+        keep: Columns of the market that are in it; shape (columns,).
+        jobs: Jobs of the market that are in it.
+        columns: These, with rows for the shares behind those of the market.
+        rooms: Without claims.
+        lending: How choices are made.
+        guess: Prices to begin with.
+    """
+
+    job_count: int
+    keep: Ints
+    jobs: Ints
+    columns: Columns
+    rooms: Rooms
+    lending: Lending
+    guess: Floats
+
+    def claimed(self, effort: Effort) -> Ints:
+        """Return what each contender has then, ``NONE`` for all others."""
+        if not len(self.keep):
+            return np.full(self.job_count, NONE, dtype=np.intp)
+        priced = lending_prices(self.columns, self.rooms, self.guess)
+        enough = replace(effort, gap=max(CLAIMS_GAP, effort.gap))
+        chosen = self.lending.chosen(self.columns.value, self.rooms, priced, (), enough)
+        return self._with_more(self.columns, chosen)
+
+    def reclaimed(self, claimed: Ints, dropped: Collection[int]) -> Ints:
+        """Return claims without some columns, and with what fits instead of them."""
+        if not len(self.keep):
+            return claimed
+        gone = np.isin(self.keep, list(dropped))
+        number = np.full(self.job_count, NONE, dtype=np.intp)
+        number[self.jobs] = np.arange(len(self.jobs))
+        place = np.searchsorted(self.keep, claimed[self.jobs])
+        place = np.where(claimed[self.jobs] >= 0, place, NONE)
+        start = np.where((place >= 0) & ~gone[place], place, NONE)
+        value = np.where(gone, -1.0, self.columns.value)
+        return self._with_more(replace(self.columns, value=value), start)
+
+    def _with_more(self, columns: Columns, start: Ints) -> Ints:
+        """Return claims with what still fits, in numbers of the market."""
+        priced = Priced(prices=self.guess, reduced=columns.value, profit=columns.value, top=start, bound=0.0)
+        found = filled(columns, self.rooms.supply, priced, start)
+        chosen = np.full(self.job_count, NONE, dtype=np.intp)
+        chosen[self.jobs] = np.where(found >= 0, self.keep[found], NONE)
         return chosen
+
+
+def _alone_of(market: Market, board: _Board, tenancy: Tenancy, guess: Floats) -> _Alone:
+    """Return what tenants could choose from if they were alone with their shares."""
+    columns, limits = board.columns, np.where(tenancy.tenant[:, None] >= 0, tenancy.limits[tenancy.tenant], np.inf)
+    is_open = (tenancy.tenant >= 0) & (columns.value > 0.0) & (tenancy.by_kind <= limits + SLACK).all(axis=1)
+    keep = np.flatnonzero(is_open)
     jobs, number = np.unique(columns.job[keep], return_inverse=True)
-    limits, supply = _limit_rows(tenancy)
-    usage = np.column_stack([market.usage, limits])[keep]
-    alone = Columns(job=number.astype(np.intp), value=columns.value[keep], usage=usage)
-    supply = np.r_[market.supply, supply]
-    inner = replace(tenancy, tenant=tenancy.tenant[keep])
-    lasting = () if tenancy.lasting is None else (replace(tenancy.lasting, usage=tenancy.lasting.usage[keep]),)
-    found = _within(alone, supply, inner, lasting, effort)
-    chosen[jobs] = np.where(found >= 0, keep[found], NONE)
-    return chosen
+    taken, share = _limit_rows(tenancy)
+    lasting, room = _lasting_rows(tenancy)
+    usage = np.column_stack([market.usage, taken, lasting])[keep]
+    own = Columns(job=number.astype(np.intp), value=columns.value[keep], usage=usage)
+    supply = np.r_[market.supply, share, room]
+    owner, more = board.lending.owner[jobs], len(supply) - len(market.rows)
+    chunks = np.r_[[float(row.chunk) for row in market.rows], np.ones(more)]
+    return _Alone(
+        job_count=len(market.contenders),
+        keep=keep,
+        jobs=jobs,
+        columns=own,
+        rooms=Rooms(owner=owner, supply=supply, claims=np.zeros((len(tenancy.names), len(supply)))),
+        lending=Lending(columns=own, owner=owner, chunks=chunks),
+        guess=np.r_[guess, np.full(more, 0.1 * float(guess.max(initial=0.0)))],
+    )
 
 
 def _limit_rows(tenancy: Tenancy) -> tuple[Floats, Floats]:
@@ -293,48 +321,16 @@ def _limit_rows(tenancy: Tenancy) -> tuple[Floats, Floats]:
     return taken, tenancy.limits[at, kind]
 
 
-def _within(columns: Columns, supply: Floats, tenancy: Tenancy, amounts: Sequence[Amounts], effort: Effort) -> Ints:
-    """Return a good choice that leaves what is claimed of some amounts."""
-    rows = first_rows(amounts)
-    for past in range(ROUNDS_MAX):
-        taken, left = ceilings(tenancy.tenant, amounts, rows)
-        whole = replace(columns, usage=np.column_stack([columns.usage, taken]))
-        answer = solve(whole, np.r_[supply, left], guess=np.zeros(len(supply) + len(left)), effort=effort)
-        more = list(more_rows(tenancy.tenant, amounts, answer.chosen, is_late=past > 0))
-        if not more:
-            return answer.chosen
-        rows += more
-    return np.full(columns.job_count, NONE, dtype=np.intp)
+def _lasting_rows(tenancy: Tenancy) -> tuple[Floats, Floats]:
+    """Return what tenants' jobs that may not be stopped take of what is nobody's, and how much that is.
 
-
-def _claims(market: Market, tenancy: Tenancy, claimed: Ints) -> Amounts:
-    """Return the rows of the market with what each tenant claims of them."""
-    claims = np.zeros((len(tenancy.names), len(market.rows)))
-    picked = claimed[claimed >= 0]
-    np.add.at(claims, tenancy.tenant[picked], market.usage[picked])
-    return Amounts(rows=market.rows, supply=market.supply, usage=market.usage, claims=claims)
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
-def _extended(market: Market, tenancy: Tenancy, amounts: Sequence[Amounts], rows: Sequence[Ceiling]) -> Market:
-    """Return the market with the rows of shares."""
-    taken, left = ceilings(tenancy.tenant, amounts, rows)
-    named = tuple(
-        replace(
-            amounts[row.number].rows[row.at],
-            kept_for=tuple(tenancy.names[owner] for owner in row.kept_for),
-            kept_count=float(amounts[row.number].claims[list(row.kept_for), row.at].sum()),
-        )
-        for row in rows
-    )
-    return replace(
-        market,
-        rows=(*market.rows, *named),
-        supply=np.r_[market.supply, left],
-        usage=np.column_stack([market.usage, taken]),
-    )
+    Those that have a share of a kind claim within it, which is less than their part of it.
+    """
+    lasting = tenancy.lasting
+    if lasting is None:
+        return np.zeros((len(tenancy.tenant), 0)), np.zeros(0)
+    has_own = (lasting.claims > 0.0)[tenancy.tenant]
+    return np.where(has_own, 0.0, lasting.usage), lasting.supply - lasting.claims.sum(axis=0)
 
 
 def _unserved(market: Market, tenancy: Tenancy, claimed: Ints, chosen: Ints) -> list[int]:
@@ -353,7 +349,7 @@ def _unserved(market: Market, tenancy: Tenancy, claimed: Ints, chosen: Ints) -> 
 
 
 def _widened(
-    market: Market, columns: Columns, tenancy: Tenancy, made: tuple[Ints, Ints], dropped: Collection[int]
+    market: Market, board: _Board, tenancy: Tenancy, made: tuple[Ints, Ints], dropped: Collection[int]
 ) -> Ints | None:
     """Return claims with one more job that fits what a tenant, served otherwise than it claimed, has left of its share.
 
@@ -361,18 +357,21 @@ def _widened(
         made: What is claimed, and what was chosen.
     """
     claimed, chosen = made
-    owner = tenancy.tenant[firsts(market.job)]
+    columns, owner = board.columns, tenancy.tenant[board.columns.starts]
     has = chosen >= 0
     used = np.zeros((len(tenancy.names) + 1, len(tenancy.kinds)))
     np.add.at(used, owner[has], tenancy.by_kind[chosen[has]])
     left = np.where(tenancy.tenant[:, None] >= 0, (tenancy.limits - used[:-1])[tenancy.tenant], -1.0)
     waits = (chosen < 0) & (market.keeping < 0)
     fits = waits[market.job] & (tenancy.by_kind <= left + SLACK).all(axis=1) & (columns.value > 0.0)
-    fits &= ~_flags(dropped, len(columns.job))
-    for column in sorted(np.flatnonzero(fits).tolist(), key=lambda column: (market.gpu_count[column], column)):
-        wider = np.where(owner == tenancy.tenant[column], chosen, claimed)
-        wider[int(market.job[column])] = column
-        picked = wider[wider >= 0]
-        if (market.usage[picked].sum(axis=0) <= market.supply + SLACK).all():
+    fits &= ~flags(dropped, len(columns.job))
+    for one in np.unique(tenancy.tenant[fits]).tolist():
+        wider = np.where(owner == one, chosen, claimed)
+        room = board.supply - columns.used(wider)
+        own = np.flatnonzero(fits & (tenancy.tenant == one))
+        own = own[(columns.usage[own] <= room + SLACK).all(axis=1)]
+        if len(own):
+            column = own[np.lexsort((own, market.gpu_count[own]))[0]]
+            wider[int(market.job[column])] = column
             return wider
     return None
