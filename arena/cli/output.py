@@ -88,14 +88,12 @@ class Output:
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str]) -> None:
         """Write a table for a pipe or a file: whole cells, and several times faster than a rendered one."""
-        from rich.cells import cell_len
-
         lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
-        widths = [max(cell_len(line[index]) for line in lines) for index in range(len(columns))]
+        widths = [max(_width(line[index]) for line in lines) for index in range(len(columns))]
         for line in lines:
             padded = []
             for column, cell, width in zip(columns, line, widths, strict=True):
-                space = " " * (width - cell_len(cell))
+                space = " " * (width - _width(cell))
                 padded.append(space + cell if column in right else cell + space)
             self._write("  ".join(padded).rstrip())
 
@@ -143,6 +141,15 @@ class Output:
                 legacy_windows=False,
             )
         return self._console
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes; most need no table of all characters for that."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
 
 
 def print_error(error: ArenaError, *, json_mode: bool) -> None:

@@ -13,6 +13,8 @@ from arena.cli.main import COMMANDS, cli, run
 HEAVY = ("grpc", "google.protobuf", "sqlalchemy", "alembic", "scipy", "numpy", "torch", "pydantic", "rich", "yaml")
 SERVICES = ("sqlalchemy", "alembic", "scipy", "torch", "arena_scheduler", "arena_agent")
 
+OF_AGENTS = ("arena.domain.events", "arena.domain.commands", "arena.rpc.codec.session")
+
 
 def imported_by(code: str) -> set[str]:
     """The top-level and dotted names in sys.modules of a fresh interpreter after some code."""
@@ -32,6 +34,13 @@ def test_help_imports_nothing_heavy_and_lists_every_command() -> None:
 def test_a_client_command_imports_no_service() -> None:
     modules = imported_by("from arena.cli.main import run; assert run(['status', '--scheduler', '127.0.0.1:1']) == 3")
     assert modules & set(SERVICES) == set()
+    assert modules & set(OF_AGENTS) == set(), "what agents say is no client's concern"
+
+
+def test_a_plain_table_of_plain_letters_needs_no_table_of_all_characters() -> None:
+    code = "from arena.cli.output import Output; Output(json_mode=False).table(('A', 'B'), [('x', '{}')])"
+    assert "rich.cells" not in imported_by(code.format("y"))
+    assert "rich.cells" in imported_by(code.format("語"))
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
