@@ -183,6 +183,9 @@ class Predecessor:
     save_s: float | None
 
 
+NODE_GOES = frozenset({ReasonCode.NODE_RECLAIMED, ReasonCode.NODE_EMPTIED})
+"""Why attempts are stopped whose node is to be empty."""
+
 LAUNCHES_KEPT = 4
 """Launches whose instants a job's record has; what a policy needs to see that a job is moved too often."""
 
@@ -307,6 +310,11 @@ class AttemptRecord:
     finished_report: bool = False
     error: str = ""
     leave_at_s: float | None = None
+
+    @property
+    def has_till_its_node_goes(self) -> bool:
+        """Whether it is saving because a node of it is to be empty: nobody else waits for its devices."""
+        return self.stop_mode == "save" and self.stop_cause is not None and self.stop_cause.code in NODE_GOES
 
     @property
     def is_live(self) -> bool:

@@ -208,14 +208,21 @@ def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "ki
 def stop_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> StopAttempt:
     """Return the command that ends one node's share the way the attempt is being stopped."""
     job = draft.state.jobs[attempt.job_id]
-    kill, until_s = attempt.stop_mode == "kill", empty_at_s(draft, attempt)
-    grace_s = job.spec.grace_s if until_s is None else min(job.spec.grace_s, max(until_s - draft.now_s, 0.0))
     return StopAttempt(
         node_id=node_id,
         attempt_id=attempt.attempt_id,
-        mode="kill" if kill else "save",
-        grace_s=0.0 if kill else grace_s,
+        mode="kill" if attempt.stop_mode == "kill" else "save",
+        grace_s=_grace_s(draft, attempt, job),
     )
+
+
+def _grace_s(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> float:
+    """Return how long an attempt has from now on to save and exit: where its node goes, for as long as it is there."""
+    if attempt.stop_mode == "kill":
+        return 0.0
+    until_s = empty_at_s(draft, attempt)
+    left_s = job.spec.grace_s if until_s is None else max(until_s - draft.now_s, 0.0)
+    return left_s if attempt.has_till_its_node_goes else min(job.spec.grace_s, left_s)
 
 
 def empty_at_s(draft: Draft, attempt: AttemptRecord) -> float | None:

@@ -71,7 +71,9 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
     if state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
         grace_s = 0.0 if attempt.stop_mode == "kill" else job.spec.grace_s
         late_at_s = attempt.stop_requested_at_s + grace_s + config.stop_margin_s
-        return (late_at_s,) if attempt.leave_at_s is None else (attempt.leave_at_s, late_at_s)
+        if attempt.leave_at_s is None:
+            return (late_at_s,)
+        return (attempt.leave_at_s,) if attempt.has_till_its_node_goes else (attempt.leave_at_s, late_at_s)
     if state in _STOPPED:
         return ()
     instants = [] if attempt.leave_at_s is None else [attempt.leave_at_s]
@@ -180,7 +182,7 @@ def _roll_back_launch(draft: Draft, attempt: AttemptRecord) -> None:
 def _repeat_stop(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
     asked_at_s = attempt.stop_requested_at_s
     margin_s = draft.config.stop_margin_s
-    if asked_at_s is None:
+    if asked_at_s is None or (attempt.has_till_its_node_goes and attempt.leave_at_s is not None):
         return
     if attempt.stop_mode == "save" and draft.now_s >= asked_at_s + job.spec.grace_s + margin_s:
         stop_attempt(draft, attempt, "kill", reason(ReasonCode.WORKER_FAILED, error="it did not stop in its grace"))

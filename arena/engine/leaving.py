@@ -72,8 +72,7 @@ def _leave(draft: Draft, attempt: AttemptRecord, job: JobRecord, until_s: float)
     if job.state in {JobState.STARTING, JobState.RUNNING}:
         _record_preempted(draft, job, cause)
     is_kill = attempt.first_step_at_s is None or draft.now_s >= until_s
-    attempt = stop_attempt(draft, attempt, "kill" if is_kill else "save", cause)
-    draft.put_attempt(replace(attempt, leave_at_s=None if is_kill else until_s))
+    stop_attempt(draft, replace(attempt, leave_at_s=None if is_kill else until_s), "kill" if is_kill else "save", cause)
 
 
 def _record_preempted(draft: Draft, job: JobRecord, cause: Reason) -> None:

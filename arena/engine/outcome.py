@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.domain.records import AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
+from arena.domain.records import NODE_GOES, AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
 from arena.domain.struck import StruckPlan, without
 from arena.engine.draft import Draft
@@ -15,9 +15,6 @@ NODE_LOSSES_MIN = 3
 A command is not: its ranks may live on behind a cut network, and nothing fences what a foreign program writes, so only
 its user may say (``retry.restarts_max``) that it can be repeated.
 """
-
-_GOING = frozenset({ReasonCode.NODE_RECLAIMED, ReasonCode.NODE_EMPTIED})
-"""Why attempts stop whose node is to be empty."""
 
 _ARENA = "Arena, since a program may not be safe to repeat: release it if it is"
 """Who holds a program whose node went before it had ended."""
@@ -85,7 +82,7 @@ def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
 
 def _may_be_repeated(job: JobRecord, attempt: AttemptRecord) -> bool:
     """Tell whether a job may start anew after its node had to be left: only its user knows that of a program."""
-    is_going = attempt.stop_cause is not None and attempt.stop_cause.code in _GOING
+    is_going = attempt.stop_cause is not None and attempt.stop_cause.code in NODE_GOES
     return not is_going or job.spec.preemptible or job.spec.restarts_max > 0 or job.spec.keeps_checkpoints
 
 
@@ -113,7 +110,7 @@ def _went_with_its_node(draft: Draft, job: JobRecord, attempt: AttemptRecord, ou
     if any(end.kind is EndKind.LOST and end.node_id in announced for end in attempt.ends):
         return True
     has_fault = any(end.error_code in _OWN_FAULTS for end in attempt.ends)
-    return attempt.stop_cause is not None and attempt.stop_cause.code in _GOING and not has_fault
+    return attempt.stop_cause is not None and attempt.stop_cause.code in NODE_GOES and not has_fault
 
 
 def _after_reclaim(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from arena.domain.commands import StopAttempt
@@ -86,7 +88,7 @@ def test_a_job_is_saved_at_once_and_goes_on_elsewhere_without_a_step_lost() -> N
     sim.run(until_s=80.0)
     job = job_of(sim)
     assert (job.state, nodes_of(sim), job.progress.durable_step) == (JobState.RUNNING, ("n2",), int(56.0 / STEP_S))
-    assert stops(sim) == [(60.0, "save", 30.0)]
+    assert stops(sim) == [(60.0, "save", 60.0)]
     sim.run()
     job = sim.ended[A]
     assert (job.state, job.progress.lost_steps, job.restart_count, job.preemption_count) == (
@@ -97,6 +99,25 @@ def test_a_job_is_saved_at_once_and_goes_on_elsewhere_without_a_step_lost() -> N
     )
     told = [entry for step in sim.steps for entry in step.history if entry.kind.value == "job_preempted"]
     assert [entry.message for entry in told] == ["node n1 is reclaimed in 60 s: the lender's word"]
+
+
+def test_a_save_may_take_as_long_as_the_node_is_there() -> None:
+    """A save of 45 s, where the job grants 30 to one that others wait for."""
+    sim = running()
+    sim.world.costs = replace(sim.costs, save_s=45.0)
+    sim.at(60.0, notice(60.0))
+    sim.run(until_s=110.0)
+    assert stops(sim) == [(60.0, "save", 60.0)]
+    assert (nodes_of(sim), job_of(sim).progress.lost_steps) == (("n2",), 0)
+
+
+def test_a_save_that_hangs_is_killed_also_when_the_word_is_withdrawn() -> None:
+    sim = running()
+    sim.world.costs = replace(sim.costs, save_s=10_000.0)
+    sim.at(60.0, notice(60.0))
+    sim.at(80.0, notice(None))
+    sim.run(until_s=105.0)
+    assert stops(sim)[:2] == [(60.0, "save", 60.0), (100.0, "kill", 0.0)]
 
 
 def test_what_is_not_saved_in_time_costs_its_steps_and_no_budget() -> None:
@@ -179,7 +200,7 @@ def test_a_node_that_is_to_be_empty_tonight_is_left_ten_minutes_before() -> None
     sim = running(spec=gang(stop={"steps": 100_000}))
     sim.at(60.0, NodeDrainChanged(node_id=N1, drain=True, by="root", why="new fans", within_s=7200.0))
     sim.run(until_s=7300.0)
-    assert stops(sim) == [(60.0 + 7200.0 - 600.0, "save", 30.0)]
+    assert stops(sim) == [(60.0 + 7200.0 - 600.0, "save", 600.0)]
     assert nodes_of(sim) == ("n2",)
     assert sim.engine.state.nodes[N1].state_cause == "new fans (by root), empty within 7200 s"
 
