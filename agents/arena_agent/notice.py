@@ -15,6 +15,8 @@ WITHIN_S_DEFAULT = 30.0
 
 _WHY_DEFAULT = "its lender takes it back"
 _TEXT_MAX = 1000
+_WRITING_S = 1.0
+"""A file that is empty for no longer is about to be written."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,8 +60,10 @@ class NoticeFile:
             seen = (found.st_mtime_ns, found.st_size, found.st_ino)
             if seen != self._seen:
                 with self._path.open(encoding="utf-8", errors="replace") as stream:
-                    self._notice = self._noticed(stream.read(_TEXT_MAX), found.st_mtime)
-                self._seen = seen
+                    text = stream.read(_TEXT_MAX)
+                if not text and self._wall_s() - found.st_mtime < _WRITING_S:
+                    return self._notice
+                self._notice, self._seen = self._noticed(text, found.st_mtime), seen
                 _log.warning("this node will be taken away: %s says %s", self._path, self._notice.why)
         except FileNotFoundError:
             if self._notice is not None:

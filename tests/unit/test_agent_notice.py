@@ -48,7 +48,6 @@ def write(folder: Path, text: str, at_s: float) -> None:
         ("90.5 rebalancing of the market\n", 90.5, "rebalancing of the market"),
         ("120\tmaintenance", 120.0, "maintenance"),
         ("0", 0.0, "its lender takes it back"),
-        ("", 30.0, "its lender takes it back"),
         ("TERMINATE", 30.0, "TERMINATE"),
         ("nan", 30.0, "its lender takes it back"),
         ("-5 x", 0.0, "x"),
@@ -62,6 +61,16 @@ def test_seconds_and_why(
     notice = file.read()
     assert notice is not None
     assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=within_s, why=why)
+
+
+def test_an_empty_file_may_be_about_to_be_written(file: NoticeFile, tmp_path: Path, clocks: Clocks) -> None:
+    write(tmp_path, "", clocks.now_s)
+    clocks.now_s += 0.5
+    assert file.read() is None
+    clocks.now_s += 0.5
+    notice = file.read()
+    assert notice is not None
+    assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=29.0, why="its lender takes it back")
 
 
 def test_the_time_counts_from_the_writing_whoever_reads_it_when(
