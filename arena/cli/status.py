@@ -17,6 +17,8 @@ from arena.rpc.views import GpuCounts, JobView, StatusView, TenantShare
 from arena.units import format_duration
 
 _BAR_CELLS = 20
+_SHARES_IN_LINE_MAX = 4
+"""Projects with shares that have a line of their own; more are a table."""
 _GPU_MARKS = (("used", "#"), ("draining", "-"), ("dirty", "x"), ("down", "!"), ("free", "."))
 State = TypeVar("State", bound=StrEnum)
 
@@ -40,10 +42,14 @@ def write_status(out: Output, view: StatusView) -> None:
         out.line(f"WARNING  {warning}", style="bold red")
     out.line()
     _write_gpus(out, view.gpus)
-    _write_tenants(out, view.tenants)
     out.line()
     out.line(f"JOBS   {_counts_text(view.job_count_by_state)}")
     out.line(f"NODES  {_counts_text(view.node_count_by_state)}")
+    if len(view.tenants) <= _SHARES_IN_LINE_MAX:
+        for index, tenant in enumerate(view.tenants):
+            out.line(f"{'SHARES' if index == 0 else '':<6} {_share_text(tenant)}")
+    else:
+        _write_tenants(out, view.tenants)
     _write_active(out, view)
     _write_waiting(out, view)
 
@@ -84,13 +90,32 @@ def _write_gpus(out: Output, counts: Sequence[GpuCounts]) -> None:
     out.table(columns, rows, right=columns[1:7])
 
 
+def _share_text(tenant: TenantShare) -> str:
+    """Return what a project uses of its share, in words; what is nothing is left out."""
+    told = [f"uses {tenant.used}{f' of {_guaranteed_text(tenant)}' if tenant.guaranteed else ''}"]
+    if borrowed := _borrowed(tenant):
+        told.append(f"{borrowed} borrowed")
+    if tenant.lent:
+        told.append(f"{tenant.lent} lent")
+    jobs = ((tenant.running_jobs, "running"), (tenant.waiting_jobs, "waiting"))
+    told += [f"{count} {what}" for count, what in jobs if count]
+    return f"{_project_text(tenant)} {', '.join(told)}"
+
+
+def _project_text(tenant: TenantShare) -> str:
+    return quoted(tenant.project) if tenant.project else "(others)"
+
+
+def _borrowed(tenant: TenantShare) -> int:
+    """Return the GPUs that a project has beyond its share; who has none has only what is nobody's or others'."""
+    return max(tenant.used - sum(tenant.guaranteed.values()), 0) if tenant.guaranteed else 0
+
+
 def _write_tenants(out: Output, tenants: Sequence[TenantShare]) -> None:
     """Write the guaranteed shares, and who has borrowed of them."""
-    if not tenants:
-        return
     rows = [
         (
-            quoted(one.project) if one.project else "(others)",
+            _project_text(one),
             _guaranteed_text(one),
             str(one.used),
             str(max(one.used - sum(one.guaranteed.values()), 0)),

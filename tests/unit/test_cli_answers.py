@@ -15,7 +15,7 @@ from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import JobState, Wish
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
-from arena.rpc.views import job_view
+from arena.rpc.views import TenantShare, job_view
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena, Done
@@ -141,3 +141,27 @@ def test_a_job_that_is_held_waits_since_it_is_held(arena: Arena, fake: FakeSched
     fake.status = replace(canned.status(), now_s=1_030.0, active_jobs=(), waiting_jobs=(view,))
     line = next(line for line in arena("status").out.splitlines() if line.startswith("w-1"))
     assert line.split()[4] == "30.0s"
+
+
+def tenant(project: str, used: int, lent: int = 0, running: int = 0, waiting: int = 0, **share: int) -> TenantShare:
+    return TenantShare(
+        project=project, guaranteed=share, used=used, lent=lent, running_jobs=running, waiting_jobs=waiting
+    )
+
+
+def test_a_few_shares_are_told_in_lines_that_say_only_what_is_so(arena: Arena, fake: FakeScheduler) -> None:
+    shares = (tenant("speech", 4, running=2, cpu=2), tenant("vision", 0, lent=2, any=2), tenant("", 1, waiting=3))
+    fake.status = replace(canned.status(), tenants=shares)
+    lines = arena("status").out.splitlines()
+    first = next(index for index, line in enumerate(lines) if line.startswith("SHARES"))
+    assert lines[first : first + 4] == [
+        "SHARES speech uses 4 of 2 cpu, 2 borrowed, 2 running",
+        "       vision uses 0 of 2 of any type, 2 lent",
+        "       (others) uses 1, 3 waiting",
+        "",
+    ]
+
+
+def test_many_shares_are_a_table(arena: Arena, fake: FakeScheduler) -> None:
+    fake.status = replace(canned.status(), tenants=tuple(tenant(f"p{at}", at, cpu=2) for at in range(5)))
+    assert "PROJECT  GUARANTEED  USED  BORROWED  LENT  RUNNING  WAITING" in arena("status").out
