@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
@@ -26,6 +26,7 @@ _IRRELEVANT_TO_COMMANDS = {"argv", "cwd", "env"}
 _IRRELEVANT_TO_TRAINING = {"data", "seed"}
 
 Key = tuple[str, ClusterShape]
+Make = Callable[[JobSpec, ClusterShape], Awaitable[Grid]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,56 @@ def grid_key(spec: JobSpec, shape: ClusterShape) -> Key:
     return text, shape
 
 
+class _Memo:
+    """Grids that are made once each: what was made of late is known, what is under way is waited for.
+
+    Args:
+        make: Makes a grid.
+    """
+
+    def __init__(self, make: Make, monotonic_s: Callable[[], float]) -> None:
+        self._make = make
+        self._monotonic_s = monotonic_s
+        self._known: OrderedDict[Key, Grid] = OrderedDict()
+        self._under_way: dict[Key, asyncio.Task[Built]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether it costs nothing more to have this one."""
+        return key in self._known or key in self._under_way
+
+    @property
+    def under_way_count(self) -> int:
+        """Grids that are being made."""
+        return len(self._under_way)
+
+    async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        """Return the grid of a specification on a shape; whoever asks and goes away does not stop others' grid."""
+        key = grid_key(spec, shape)
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            return Built(grid=known, build_s=0.0)
+        task = self._under_way.get(key)
+        if task is None:
+            task = asyncio.create_task(self._build(key, spec, shape))
+            self._under_way[key] = task
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def _build(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
+        started_s = self._monotonic_s()
+        grid = await self._make(spec, shape)
+        self._known[key] = grid
+        if len(self._known) > GRIDS_REMEMBERED:
+            self._known.popitem(last=False)
+        return Built(grid=grid, build_s=self._monotonic_s() - started_s)
+
+    def cancel(self) -> None:
+        """Give up what is under way."""
+        for task in self._under_way.values():
+            task.cancel()
+
+
 class GridCache:
     """Builds grids in one thread and remembers them.
 
@@ -62,13 +113,10 @@ class GridCache:
     ) -> None:
         self._source = source
         self._mixed = mixed
-        self._monotonic_s = monotonic_s
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-planner")
         self._mixed_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-mixed")
-        self._known: OrderedDict[Key, Grid] = OrderedDict()
-        self._widened: OrderedDict[Key, Grid] = OrderedDict()
-        self._under_way: dict[Key, asyncio.Task[Built]] = {}
-        self._widening: dict[Key, asyncio.Task[Built]] = {}
+        self._grids = _Memo(self._planned, monotonic_s)
+        self._wide = _Memo(self._widened, monotonic_s)
 
     async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
         """Return the grid of a specification on a shape.
@@ -76,23 +124,13 @@ class GridCache:
         Raises:
             ArenaError: The planner refuses the specification.
         """
-        key = grid_key(spec, shape)
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-            return Built(grid=known, build_s=0.0)
-        task = self._under_way.get(key)
-        if task is None:
-            task = asyncio.create_task(self._build(key, spec, shape))
-            self._under_way[key] = task
-            task.add_done_callback(lambda _: self._under_way.pop(key, None))
-        return await asyncio.shield(task)
+        return await self._grids.get(spec, shape)
 
     def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
         """Tell quickly whether there could be cells over several GPU types, and few enough are being looked for."""
         if self._mixed is None or not self._mixed.may_widen(spec, shape):
             return False
-        return len(self._widening) < WIDENINGS_MAX or grid_key(spec, shape) in self._widened
+        return self._wide.under_way_count < WIDENINGS_MAX or grid_key(spec, shape) in self._wide
 
     async def widened(self, spec: JobSpec, shape: ClusterShape) -> Built:
         """Return the grid with its cells over several GPU types.
@@ -100,47 +138,25 @@ class GridCache:
         Raises:
             ArenaError: The planner refuses the specification.
         """
-        key = grid_key(spec, shape)
-        known = self._widened.get(key)
-        if known is not None:
-            self._widened.move_to_end(key)
-            return Built(grid=known, build_s=0.0)
-        task = self._widening.get(key)
-        if task is None:
-            task = asyncio.create_task(self._widen(key, spec, shape))
-            self._widening[key] = task
-            task.add_done_callback(lambda _: self._widening.pop(key, None))
-        return await asyncio.shield(task)
+        return await self._wide.get(spec, shape)
 
-    async def _build(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
-        started_s = self._monotonic_s()
-        grid = await asyncio.get_running_loop().run_in_executor(self._pool, self._source.grid, spec, shape)
-        _remember(self._known, key, grid)
-        return Built(grid=grid, build_s=self._monotonic_s() - started_s)
+    async def _planned(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._source.grid, spec, shape)
 
-    async def _widen(self, key: Key, spec: JobSpec, shape: ClusterShape) -> Built:
-        built = await self.get(spec, shape)
+    async def _widened(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        plain = (await self.get(spec, shape)).grid
         if self._mixed is None:
-            return built
-        started_s, steps = self._monotonic_s(), self._mixed.steps(spec, shape, built.grid)
-        grid: Grid | None = None
+            return plain
+        steps, grid = self._mixed.steps(spec, shape, plain), None
         while grid is None:  # one search at a time, so that an end of the scheduler waits for one at most
             grid = await asyncio.get_running_loop().run_in_executor(self._mixed_pool, _after_a_step, steps)
-        _remember(self._widened, key, grid)
-        return Built(grid=grid, build_s=self._monotonic_s() - started_s)
+        return grid
 
     def close(self) -> None:
         """Start no further builds."""
-        for task in self._widening.values():
-            task.cancel()
+        self._wide.cancel()
         for pool in (self._pool, self._mixed_pool):
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _remember(known: OrderedDict[Key, Grid], key: Key, grid: Grid) -> None:
-    known[key] = grid
-    if len(known) > GRIDS_REMEMBERED:
-        known.popitem(last=False)
 
 
 def _after_a_step(steps: Generator[None, None, Grid]) -> Grid | None:
