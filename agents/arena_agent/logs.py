@@ -96,6 +96,8 @@ def _wanted_ranks(request: pb.ReadLog, files: AttemptFiles) -> tuple[int, ...]:
 
 
 def _first_offset(request: pb.ReadLog, directory: Path, rank: int) -> int:
+    if rank in request.offset_bytes_by_rank:
+        return request.offset_bytes_by_rank[rank]
     return tail_offset(directory, rank, request.tail_bytes) if request.HasField("tail_bytes") else 0
 
 

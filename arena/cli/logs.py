@@ -49,7 +49,7 @@ class _Printer:
         self._app = app
         self._one_rank = one_rank
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
-        self._rest: dict[int, str] = {}
+        self._rest: dict[int, list[str]] = {}
 
     def add(self, chunk: LogChunk) -> None:
         decoder = self._decoders.setdefault(chunk.rank, codecs.getincrementaldecoder("utf-8")("replace"))
@@ -67,15 +67,18 @@ class _Printer:
                 }
             )
             return
-        lines = (self._rest.pop(chunk.rank, "") + text).split("\n")
-        if lines[-1]:
-            self._rest[chunk.rank] = lines[-1]
-        self._write(chunk.rank, lines[:-1])
+        rest, lines = self._rest.setdefault(chunk.rank, []), text.split("\n")
+        if len(lines) > 1:
+            lines[0] = "".join((*rest, lines[0]))
+            rest.clear()
+            self._write(chunk.rank, lines[:-1])
+        rest.append(lines[-1])  # joined once, however long the line becomes
 
     def finish(self) -> None:
         """Write the lines that have no end yet."""
-        for rank, line in sorted(self._rest.items()):
-            self._write(rank, [line])
+        for rank, parts in sorted(self._rest.items()):
+            if line := "".join(parts):
+                self._write(rank, [line])
         self._rest.clear()
 
     def _write(self, rank: int, lines: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Relays ranks' logs from agents to readers, with bounded buffers and without ever holding up an agent's session.
 
-A reader that falls behind makes the relay cancel the read and, once it has caught up, ask again; bytes that were
-delivered already are skipped by their offsets.
+A reader that falls behind makes the relay cancel the read and, once it has caught up, ask again from where it is; what
+an older agent sends again nevertheless, from the beginning, is skipped by its offsets.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ class LogRelay:
             rank=request.rank,
             follow=request.follow,
             tail_bytes=None if read.position_by_rank else request.tail_bytes,
+            offset_bytes_by_rank=read.position_by_rank,
         )
         if not self._sessions.send(request.node_id, pb.OpenSessionResponse(read_log=message)):
             raise UnavailableError(

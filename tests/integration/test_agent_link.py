@@ -172,6 +172,8 @@ async def test_a_log_is_followed_while_it_is_written_and_until_its_end(tmp_path)
             await scheduler.until(lambda: any(b"one" in chunk.data for chunk in scheduler.log_chunks))
             (tmp_path / "go").touch()
             assert await reading == b"one\ntwo\n"
+            assert await scheduler.read_log(launch.attempt_id, offset_bytes_by_rank={0: 4}) == b"two\n"
+            assert await scheduler.read_log(launch.attempt_id, offset_bytes_by_rank={1: 4}) == b"one\ntwo\n"
 
 
 async def test_many_short_jobs_leave_no_process_behind(tmp_path):

@@ -218,9 +218,9 @@ async def test_a_clock_that_is_off_is_warned_of_and_used_for_nothing(tmp_path: P
         assert (await client.job(job_id)).run_time_s >= 0
 
 
-async def send_log(agent: AgentSession, request: Any, text: bytes) -> None:
-    """Send a whole log as an agent does, whether the reader keeps up or not."""
-    for offset in range(0, len(text), 60_000):
+async def send_log(agent: AgentSession, request: Any, text: bytes, first: int = 0) -> None:
+    """Send a whole log (or from an offset on) as an agent does, whether the reader keeps up or not."""
+    for offset in range(first, len(text), 60_000):
         chunk = pb.LogChunk(
             read_id=request.read_id,
             attempt_id=request.attempt_id,
@@ -250,6 +250,25 @@ async def test_logs_are_relayed_in_chunks_and_end_with_the_agents_end(tmp_path: 
         chunks = await reading
         assert b"".join(chunk.data for chunk in chunks) == text
         assert max(chunk.ByteSize() for chunk in chunks) < 64 * 1024
+
+
+async def test_a_reader_that_falls_behind_is_not_sent_again_what_it_has(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        agent = await cluster.agent(node_info("n1"))
+        job_id, _ = await started_job(cluster, client, agent)
+        reading = client.start_stream("StreamLogs", job_id=job_id, rank=0)
+        text, begins = bytes(range(256)) * 40_000, []
+        while not reading.done():
+            asked = asyncio.create_task(agent.next_of("read_log"))
+            await asyncio.wait([reading, asked], return_when=asyncio.FIRST_COMPLETED)
+            if asked.done():
+                begins.append(asked.result().offset_bytes_by_rank.get(0, 0))
+                await send_log(agent, asked.result(), text, begins[-1])
+            asked.cancel()
+        assert b"".join(chunk.data for chunk in await reading) == text
+        assert len(begins) > 1, "it fell behind"
+        assert begins == sorted(set(begins))
 
 
 async def test_the_log_of_a_rank_comes_from_the_node_it_ran_on_also_with_one_process_a_node(tmp_path: Path) -> None:

@@ -653,16 +653,41 @@ class ReadLog(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OffsetBytesByRankEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     READ_ID_FIELD_NUMBER: _builtins.int
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
     TAIL_BYTES_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_BY_RANK_FIELD_NUMBER: _builtins.int
     read_id: _builtins.str
     attempt_id: _builtins.str
     rank: _builtins.int
     follow: _builtins.bool
     tail_bytes: _builtins.int
+    @_builtins.property
+    def offset_bytes_by_rank(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Ranks that a reader has a part of already: from where on to send theirs."""
+
     def __init__(
         self,
         *,
@@ -671,10 +696,11 @@ class ReadLog(_message.Message):
         rank: _builtins.int | None = ...,
         follow: _builtins.bool = ...,
         tail_bytes: _builtins.int | None = ...,
+        offset_bytes_by_rank: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "_tail_bytes", b"_tail_bytes", "rank", b"rank", "tail_bytes", b"tail_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "_tail_bytes", b"_tail_bytes", "attempt_id", b"attempt_id", "follow", b"follow", "rank", b"rank", "read_id", b"read_id", "tail_bytes", b"tail_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rank", b"_rank", "_tail_bytes", b"_tail_bytes", "attempt_id", b"attempt_id", "follow", b"follow", "offset_bytes_by_rank", b"offset_bytes_by_rank", "rank", b"rank", "read_id", b"read_id", "tail_bytes", b"tail_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__rank: _TypeAlias = _typing.Literal["rank"]  # noqa: Y015
     _WhichOneofArgType__rank: _TypeAlias = _typing.Literal["_rank", b"_rank"]  # noqa: Y015
