@@ -14,6 +14,7 @@ from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord, JobState, NodeRecord
 from arena.domain.tenants import Guarantees
+from arena.engine.node_state import cause_of
 from arena.engine.spending import spent_usd
 from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
@@ -139,7 +140,12 @@ class ClusterView:
             decision_index=state.decision_index,
             decided_at_s=state.decided_at_s,
             decision_time_s=self._driver.decision_time_s,
-            warnings=(*self._warnings, *_skew_warnings(state), *warnings_of(self.tenants, state)),
+            warnings=(
+                *self._warnings,
+                *_skew_warnings(state),
+                *_going_warnings(state, self._now_s()),
+                *warnings_of(self.tenants, state),
+            ),
             tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
             restart_s=state.restart_s,
             restart_sample_count=state.restart_sample_count,
@@ -204,6 +210,19 @@ def _counts(gpu_type: str, counts: Counter[str]) -> GpuCounts:
         dirty=dirty,
         down=counts["down"],
     )
+
+
+def _going_warnings(state: ClusterState, now_s: float) -> list[str]:
+    """Say which nodes are to be empty that are not, the next ones first."""
+    going = sorted(
+        (node.empty_at_s, node.node_id)
+        for node in state.nodes.values()
+        if node.empty_at_s is not None and node.state is NodeState.DRAINING
+    )
+    lines = [str(cause_of(state.nodes[node_id], now_s)) for _, node_id in going[:WARNED_NODES_MAX]]
+    if len(going) > WARNED_NODES_MAX:
+        lines.append(f"{len(going) - WARNED_NODES_MAX} further nodes are to be empty")
+    return lines
 
 
 def _skew_warnings(state: ClusterState) -> list[str]:
