@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arena.cli.ports import PortRange
 from arena.cli.settings import user_name
 from arena.client import ArenaClient, ClientSettings
 from arena.domain.records import JobState, Wish
@@ -23,7 +24,6 @@ END_LIMIT_S = 15.0
 POLL_S = 0.1
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
-_PORT_FIRST, _PORT_LAST = 20_000, 31_999
 _LIVE_STATES = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -53,6 +53,11 @@ class UpPlan:
         return self.directory / "address"
 
     @property
+    def ports_file(self) -> Path:
+        """The ports on which ranks meet."""
+        return self.directory / "ports"
+
+    @property
     def lock(self) -> Path:
         """Held while ``arena up`` runs on this directory; holds its pid."""
         return self.directory / "up.pid"
@@ -79,13 +84,11 @@ class UpPlan:
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
         return arena_argv(words)
 
-    def agent_argv(self, index: int, address: str) -> list[str]:
+    def agent_argv(self, index: int, address: str, ports: PortRange) -> list[str]:
         """Return the command of an agent; each has ports of its own, since all share this host."""
-        width = (_PORT_LAST - _PORT_FIRST + 1) // self.agents
-        low = _PORT_FIRST + index * width
         words: list[object] = ["agent", "--node-id", f"node-{index + 1}", "--scheduler", address]
         words += ["--virtual-gpus", self.gpus_per_agent, "--gpu-type", self.gpu_type, "--address", "127.0.0.1"]
-        words += ["--ports", f"{low}-{low + width - 1}", "--place", self.directory / "checkpoints"]
+        words += ["--ports", ports.part(index, self.agents), "--place", self.directory / "checkpoints"]
         return arena_argv([*words, "--state-dir", self.agent_directory(index)])
 
 
@@ -105,9 +108,14 @@ class Service:
 
 @dataclass(slots=True)
 class LocalCluster:
-    """The processes of one ``arena up``."""
+    """The processes of one ``arena up``.
+
+    Args:
+        ports: On which the agents' ranks meet.
+    """
 
     plan: UpPlan
+    ports: PortRange
     address: str = ""
     children: list[Service] = field(default_factory=list)
 
@@ -121,7 +129,7 @@ class LocalCluster:
             return
         self.address = plan.address_file.read_text().strip()
         for index in range(plan.agents):
-            self._spawn(f"node-{index + 1}", plan.agent_argv(index, self.address))
+            self._spawn(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
         with self.client() as client:
             self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
             _release_held(client, plan)

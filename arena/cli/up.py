@@ -18,6 +18,7 @@ import click
 from arena.cli.app import App, command
 from arena.cli.local import END_LIMIT_S, HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv, death
 from arena.cli.policy_choice import number_option, policy_flags
+from arena.cli.ports import held_ports, usual_port
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.client import DEFAULT_ADDRESS
@@ -38,7 +39,9 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.option("--gpu-type", default="cpu", show_default=True, help="Catalog name of the virtual GPUs.")
 @policy_flags
 @click.option("--tenants", type=click.Path(path_type=Path, dir_okay=False), help="YAML file of guaranteed GPUs.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Of the scheduler; 0 takes a free one.  [default: 50061]")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Of the scheduler; 0 takes a free one.  [default: 50061 if free]"
+)
 @click.option("--dir", "directory", type=_DIRECTORY, help="Holds everything.  [default: up in the state directory]")
 @click.option("--detach", is_flag=True, help="Return once it runs; stop it with `arena down`.")
 def up(app: App, detach: bool, **options: Any) -> int:
@@ -53,9 +56,10 @@ def up(app: App, detach: bool, **options: Any) -> int:
     plan.directory.mkdir(parents=True, exist_ok=True)
     if detach:
         return _detach(app, plan)
-    with _lock(plan), _stop_signals() as stopping:
-        cluster = LocalCluster(plan)
+    with _lock(plan), _stop_signals() as stopping, held_ports(plan.agents) as ports:
+        cluster = LocalCluster(plan, ports)
         try:
+            plan.ports_file.write_text(f"{ports}\n")
             cluster.start(stopping)
             if not stopping.is_set():
                 _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
@@ -67,8 +71,8 @@ def up(app: App, detach: bool, **options: Any) -> int:
 def _plan(options: dict[str, Any]) -> UpPlan:
     directory = options.pop("directory") or state_home() / "up"
     port = options.pop("port")
-    if port is None:
-        port = int(DEFAULT_ADDRESS.rpartition(":")[2])
+    if port is None:  # whoever says which one means that one
+        port = usual_port() or 0
     tenants: Path | None = options.pop("tenants")
     return UpPlan(directory=directory.absolute(), port=port, tenants=tenants and tenants.absolute(), **options)
 
@@ -125,11 +129,14 @@ def _watch(cluster: LocalCluster, stopping: threading.Event) -> int:
 
 def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached: bool = False) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
+    ports = plan.ports_file.read_text().strip()
     if app.out.json_mode:
-        app.out.document(address=address, directory=str(plan.directory), agents=plan.agents)
+        app.out.document(address=address, directory=str(plan.directory), agents=plan.agents, ports=ports)
         return
     gpus = plan.agents * plan.gpus_per_agent
     app.out.line(f"{plan.agents} nodes with {gpus} {plan.gpu_type} GPUs at {address}, all files in {plan.directory}")
+    if option:
+        app.out.line(f"not at the usual {DEFAULT_ADDRESS}, so commands need --scheduler; ranks meet at ports {ports}")
     app.out.line("now:" if is_detached else "in another terminal:")
     app.out.line(f"  arena{option} submit job.yaml            # or: arena{option} submit --gpus 1 -- python train.py")
     app.out.line(f"  arena{option} status")

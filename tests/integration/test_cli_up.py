@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from arena.cli.ports import held_ports
+
 pytestmark = pytest.mark.slow
 
 JOB = """\
@@ -98,7 +100,9 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
 
 
 def test_a_command_runs_with_the_arguments_directory_and_environment_of_its_user(arena: Arena, tmp_path: Path) -> None:
-    document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+    with held_ports(1) as others:  # as another `arena up` on this host does
+        up = document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+        assert up["ports"] != str(others)
     odd = 'a b "c" $(x) 日本語 😀'
     script = "import os, sys; print(sys.argv[1]); print(os.getcwd()); print(os.environ['GREETING'])"
     argv = ("submit", "--gpus", "1", "--name", odd, "--env", "GREETING=hi there", "--wait", "--")
