@@ -9,7 +9,7 @@ devices are found (``seating``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -73,7 +73,9 @@ class Lending:
         Args:
             value: Of each column, now; shape (columns,).
             starts: Choices to begin with, if they fit.
+            effort: How hard to try; its gap is for all together.
         """
+        missing = effort.gap * priced.bound(rooms) / len(self.parts)
         shares = whole_parts(rooms, priced.used, self.chunks)
         left = rooms.common - shares.sum(axis=0)
         found = np.full(len(self.owner), NONE, dtype=np.intp)
@@ -82,13 +84,15 @@ class Lending:
             room = claim + shares[part.owner] + left
             own = Columns(job=job, value=value[part.columns], usage=usage)
             known = [_within(part, own, start, room) for start in starts]
+            prices = priced.prices[part.owner]
+            bound = float(room @ prices + priced.profit[part.jobs].sum())
             answer = solve(
                 own,
                 room,
-                guess=priced.prices[part.owner],
+                guess=prices,
                 incumbents=[one for one in known if one is not None],
-                effort=effort,
-                prices=priced.prices[part.owner],
+                effort=replace(effort, gap=min(missing / max(bound, 1e-300), 1.0)),
+                prices=prices,
             )
             has = answer.chosen >= 0
             found[part.jobs[has]] = part.columns[answer.chosen[has]]

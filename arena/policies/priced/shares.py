@@ -264,7 +264,7 @@ class _Alone:
         if not len(self.keep):
             return np.full(self.job_count, NONE, dtype=np.intp)
         priced = lending_prices(self.columns, self.rooms, self.guess)
-        enough = replace(effort, gap=max(CLAIMS_GAP, effort.gap))
+        enough = replace(effort, gap=max(CLAIMS_GAP, effort.gap), nodes=0)
         chosen = self.lending.chosen(self.columns.value, self.rooms, priced, (), enough)
         return self._with_more(self.columns, chosen)
 
