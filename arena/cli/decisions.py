@@ -21,6 +21,10 @@ _LEGEND = (
     'far the choice is below it. Price: what one GPU of a type and zone is worth to all jobs each second; "by 8": what',
     "it costs beyond that where 8 must be together on a node. Kinds that nobody waits for have none.",
 )
+_LEGEND_OF_SHARES = (
+    '"beside A": what it costs others beyond that, as A has work for what it is guaranteed; "for good": what it costs',
+    "those that may not be stopped, since they could not give it back.",
+)
 
 
 @command(short_help="The latest decisions.")
@@ -36,7 +40,8 @@ def decisions(app: App, last: int) -> None:
             _write(app.out, decision)
         if any("value" in decision.numbers for decision in found):
             app.out.line()
-            for line in _LEGEND:
+            has_shares = any(_is_of_shares(name) for decision in found for name in decision.numbers)
+            for line in (*_LEGEND, *(_LEGEND_OF_SHARES if has_shares else ())):
                 app.out.line(line)
     else:
         app.out.line("no decision yet")
@@ -64,10 +69,14 @@ def _numbers_text(numbers: Mapping[str, float]) -> str:
     prices = {name.removeprefix(_PRICE): value for name, value in numbers.items() if name.startswith(_PRICE)}
     if not prices:
         return told
-    dear = ", ".join(
-        f"{name} {short_text(value)}" for name, value in sorted(prices.items()) if short_text(value) != "0"
+    dear = "; ".join(
+        f"{name} = {short_text(value)}" for name, value in sorted(prices.items()) if short_text(value) != "0"
     )
     return f"{told}; {f'prices: {dear}' if dear else 'no GPU has a price'}"
+
+
+def _is_of_shares(name: str) -> bool:
+    return name.startswith(_PRICE) and (" beside " in name or " for good" in name)
 
 
 def _number_text(name: str, value: float) -> str:

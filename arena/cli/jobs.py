@@ -14,7 +14,7 @@ from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import user_name
-from arena.domain.reason import Reason, ReasonCode
+from arena.domain.reason import Reason, ReasonCode, cause_of_refusal
 from arena.domain.records import EndKind, JobState
 from arena.rpc.views import AttemptView, JobView
 
@@ -149,7 +149,7 @@ def _terms(job: JobView) -> list[tuple[str, str]]:
 
 def _not_promised_text(job: JobView) -> str:
     """Return why a deadline was not promised when the job came; nothing where nobody can say."""
-    said = [escaped(str(job.deadline_cause))] if job.deadline_cause is not None else []
+    said = [escaped(cause_of_refusal(job.deadline_cause))] if job.deadline_cause is not None else []
     if job.deadline_earliest_at_s is not None:
         said.append(f"the earliest that could be promised was {words.time_text(job.deadline_earliest_at_s)}")
     return f": {'; '.join(said)}" if said else ""

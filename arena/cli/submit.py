@@ -15,6 +15,7 @@ from arena.cli.quoting import escaped, quoted
 from arena.cli.wait import wait_and_tell
 from arena.cli.words import time_text
 from arena.domain.job import JobSpec
+from arena.domain.reason import cause_of_refusal
 from arena.domain.specfile import parse_spec, spec_from_fields
 from arena.domain.yamltree import SIZE_BYTES_MAX
 from arena.errors import SpecError, UserError
@@ -84,7 +85,7 @@ def _deadline_text(answer: DeadlineAnswer) -> str:
     due = time_text(answer.deadline_at_s)
     if answer.is_promised:
         return f"deadline {due}: promised"
-    cause = "" if answer.cause is None else f": {escaped(str(answer.cause))}"
+    cause = "" if answer.cause is None else f": {escaped(cause_of_refusal(answer.cause))}"
     if answer.earliest_end_at_s is not None:
         cause += f"; the earliest that can be promised is {time_text(answer.earliest_end_at_s)}"
     return f"warning: deadline {due} cannot be promised{cause or ': nobody can tell by when it could end'}"

@@ -134,7 +134,8 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached
         app.out.document(address=address, directory=str(plan.directory), agents=plan.agents, ports=ports)
         return
     gpus = plan.agents * plan.gpus_per_agent
-    app.out.line(f"{plan.agents} nodes with {gpus} {plan.gpu_type} GPUs at {address}, all files in {plan.directory}")
+    nodes = "1 node" if plan.agents == 1 else f"{plan.agents} nodes"
+    app.out.line(f"{nodes} with {gpus} {plan.gpu_type} GPUs at {address}, all files in {plan.directory}")
     if option:
         app.out.line(f"not at the usual {DEFAULT_ADDRESS}, so commands need --scheduler; ranks meet at ports {ports}")
     app.out.line("now:" if is_detached else "in another terminal:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import click
@@ -77,9 +78,19 @@ def _offer_row(offer: Reason, first: Reason) -> tuple[str, ...]:
 
 
 def _facts_text(reason: Reason) -> str:
+    """Return a reason's code, with those of its facts that its sentence does not hold."""
+    told = set(re.findall(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?", str(reason)))
     facts: dict[str, float | str] = {**reason.numbers, **reason.names}
-    numbers = ", ".join(f"{key}={_fact(value)}" for key, value in sorted(facts.items()))
+    numbers = ", ".join(
+        f"{key}={_fact(value)}" for key, value in sorted(facts.items()) if not _is_told(value, reason, told)
+    )
     return f"[{reason.code.value}{': ' if numbers else ''}{numbers}]"
+
+
+def _is_told(value: float | str, reason: Reason, told: set[str]) -> bool:
+    if isinstance(value, str):
+        return value in str(reason)
+    return bool(told & {format(value, form) for form in (".0f", ".1f", ".2f", ".3g", ".6g")})
 
 
 def _fact(value: float | str) -> str:

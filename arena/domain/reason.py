@@ -188,7 +188,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.PROJECT_UNKNOWN: "no job of project {project} is here; is {near} meant?",
     ReasonCode.PROJECT_WITHOUT_SHARE: "project {project} is guaranteed nothing, and no job of it is here; is it meant?",
     ReasonCode.NEVER_BESIDE_SHARES: (
-        "it may not be stopped and needs {group} at least, but only {left:.0f} such GPUs are not guaranteed to others: "
+        "it may not be stopped and needs {group} at least, but what others are guaranteed leaves {left:.0f} such GPUs: "
         "it will never start (with preemptible: true it may borrow)"
     ),
     ReasonCode.RESERVED_OPEN: (
@@ -229,6 +229,15 @@ class Reason:
         except (TypeError, ValueError):  # a number is missing and its format does not suit "?"
             facts = ", ".join(f"{key}={value}" for key, value in sorted(values.items()))
             return f"{self.code.value.replace('_', ' ')} ({facts})" if facts else self.code.value
+
+
+_LED_BY_THE_DEADLINE = frozenset({ReasonCode.DEADLINE_OPEN, ReasonCode.DEADLINE_UNKNOWN})
+
+
+def cause_of_refusal(one: Reason) -> str:
+    """Return why a deadline is not promised, for a reader who has just been told which and that it is not."""
+    text = str(one)
+    return text.partition(": ")[2] if one.code in _LED_BY_THE_DEADLINE else text
 
 
 def reason(code: ReasonCode, /, **facts: float | str) -> Reason:

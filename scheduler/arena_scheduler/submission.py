@@ -15,7 +15,7 @@ from arena.domain.events import JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
-from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.reason import Reason, ReasonCode, cause_of_refusal, reason
 from arena.engine.state import ClusterState, shape_of
 from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, RefusedError, SpecError, UserError
 from arena.policies.base import Admission
@@ -289,7 +289,7 @@ class Submission:
 def _too_late(spec: JobSpec, answer: DeadlineAnswer, now_s: float) -> RefusedError:
     assert spec.deadline_s is not None
     earliest_s = None if answer.earliest_end_at_s is None else answer.earliest_end_at_s - now_s
-    told = [] if answer.cause is None else [str(answer.cause)]
+    told = [] if answer.cause is None else [cause_of_refusal(answer.cause)]
     details = {} if answer.cause is None else {"cause": answer.cause.code.value}
     if earliest_s is None:
         is_unknown = answer.cause is not None and answer.cause.code is ReasonCode.DEADLINE_UNKNOWN

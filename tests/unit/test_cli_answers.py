@@ -15,7 +15,7 @@ from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import JobState, Wish
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
-from arena.rpc.views import TenantShare, job_view
+from arena.rpc.views import DecisionView, TenantShare, job_view
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena, Done
@@ -165,3 +165,26 @@ def test_a_few_shares_are_told_in_lines_that_say_only_what_is_so(arena: Arena, f
 def test_many_shares_are_a_table(arena: Arena, fake: FakeScheduler) -> None:
     fake.status = replace(canned.status(), tenants=tuple(tenant(f"p{at}", at, cpu=2) for at in range(5)))
     assert "PROJECT  GUARANTEED  USED  BORROWED  LENT  RUNNING  WAITING" in arena("status").out
+
+
+def test_a_fact_that_the_sentence_does_not_hold_is_told_beside_it(arena: Arena, fake: FakeScheduler) -> None:
+    grew = reason(ReasonCode.GREW, before=2, after=4, speedup=1.2613)
+    placed = reason(ReasonCode.STARTED, group="cpu 2", node="n1", free=3)
+    fake.add_job(job_record("w-1", reasons=(grew, placed)))
+    assert arena("why", "w-1").out.splitlines()[1:] == [
+        "  grew from 2 to 4 GPUs, 1.26x faster by its grid  [grew]",
+        "  started on cpu 2  [started: free=3, node=n1]",
+    ]
+
+
+def test_prices_of_shares_have_a_legend_of_their_own(arena: Arena, fake: FakeScheduler) -> None:
+    prices = {"price cpu/default": 0.5, "price cpu/default by 8": 0.0}
+    fake.decisions = [DecisionView(at_s=20.0, numbers={"value": 1.0, **prices})]
+    plain = arena("decisions").out
+    assert "prices: cpu/default = 0.5\n" in plain
+    assert "for good" not in plain
+    shared = {"price any for good beside speech, vision": 0.109, **prices}
+    fake.decisions = [DecisionView(at_s=20.0, numbers={"value": 1.0, **shared})]
+    told = arena("decisions").out
+    assert "prices: any for good beside speech, vision = 0.109; cpu/default = 0.5\n" in told
+    assert '"for good": what it costs' in told

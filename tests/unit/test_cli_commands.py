@@ -190,7 +190,7 @@ def test_what_the_policy_says_now_takes_the_place_of_what_it_said_before(arena: 
     fresh = reason(ReasonCode.OUTBID, group="cpu 1", value=0.5, price=0.75)
     fake.explanation = [fresh, reason(ReasonCode.DISPLACES, group="cpu 1", jobs="w-2 (all of it)", loss=0.25)]
     lines = arena("why", "w-1").out.splitlines()[1:]
-    assert [line.split("[")[1].split(":")[0] for line in lines] == ["held", "outbid", "displaces"]
+    assert [line.split("[")[1].strip("]") for line in lines] == ["held", "outbid", "displaces"]
     assert "save all jobs 0.5 s of waiting each second, but others save 0.75 s" in lines[1]
     assert "displace w-2 (all of it), and all jobs together would lose 0.25 s more" in lines[2]
     document = arena("why", "w-1", "--json").document
@@ -215,7 +215,7 @@ def test_decisions_are_told_oldest_first_with_what_they_went_by(arena: Arena, fa
     ]
     first, second, *jobs = arena("decisions").out.splitlines()
     assert first.endswith("  value 1")
-    assert second.endswith("  value 1.5, gap 0%; prices: cpu/default 0.5")
+    assert second.endswith("  value 1.5, gap 0%; prices: cpu/default = 0.5")
     assert jobs[:3] == [
         "    w-1  cpu 2, own layout: started on cpu 2",
         "    w-2  nothing: preempted by job w-1",

@@ -85,7 +85,8 @@ def _zones(market: Market, column: int) -> tuple[str, ...]:
     chosen = market.contenders[int(market.job[column])].table.zones[entry] if entry >= 0 else ()
     where: dict[str, set[str]] = {}
     for row in market.rows:
-        where.setdefault(row.pool[0], set()).add(row.pool[1])
+        if row.pool[1]:  # rows of shares are of all zones
+            where.setdefault(row.pool[0], set()).add(row.pool[1])
     padded = [*chosen, *[""] * (len(group.parts) - len(chosen))]
     return tuple(
         zone if len(where.get(part.gpu_type, ())) > 1 else "" for part, zone in zip(group.parts, padded, strict=True)

@@ -28,7 +28,10 @@ def with_cause(snapshot: Snapshot, market: Market, found: Admission | None, job_
     else:
         left_s = job.submitted_at_s + job.spec.deadline_s - snapshot.now_s
         code = ReasonCode.DEADLINE_UNKNOWN if found is None else ReasonCode.DEADLINE_OPEN
-        why = offered(snapshot, market).reasons.get(at) or reason(code, left_s=left_s)
+        known = None if found is None else found.reason
+        if known is not None and known.code is ReasonCode.DEADLINE_TAKEN:
+            known = None  # that nobody knows when they come free says more
+        why = offered(snapshot, market).reasons.get(at) or known or reason(code, left_s=left_s)
     return Admission(is_promised=False, earliest_end_s=None, reason=why)
 
 
