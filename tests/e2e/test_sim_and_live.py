@@ -1,7 +1,8 @@
 """One scenario on the simulated and the live world (real agents, real training): the same commands.
 
 A program on all GPUs shows that they are there. A job takes the whole cluster, shrinks for a second one, grows again
-when that is cancelled, and is cancelled itself.
+when that is cancelled, leaves a node that its lender takes back, grows again when the lender changes its mind, and is
+cancelled itself.
 The steps of the scenario wait for what has happened, not for instants: the two worlds have different clocks.
 """
 
@@ -15,8 +16,9 @@ from typing import Protocol
 import pytest
 
 from arena.domain.commands import LaunchAttempt, StopAttempt
-from arena.domain.events import JobSubmitted, JobWishChanged, NodeRegistered
+from arena.domain.events import JobSubmitted, JobWishChanged, NodeNoticeChanged, NodeRegistered, ReclaimNotice
 from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import NodeId
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine, replay
 from arena.engine.ports import Step
@@ -51,6 +53,8 @@ class World(Protocol):
 
     def wait_over(self, name: str) -> None: ...
 
+    def tell(self, node: str, within_s: float | None) -> None: ...
+
 
 def play(world: World) -> None:
     """Play the scenario."""
@@ -63,6 +67,10 @@ def play(world: World) -> None:
     world.wait_running("first", 2)
     world.cancel("second")
     world.wait_over("second")
+    world.wait_running("first", 4)
+    world.tell("n2", 600.0)
+    world.wait_running("first", 2)
+    world.tell("n2", None)
     world.wait_running("first", 4)
     world.cancel("first")
     world.wait_over("first")
@@ -104,6 +112,11 @@ class Simulated:
     def wait_over(self, name: str) -> None:
         self._run_until(lambda: JobId(name) in self.simulation.ended)
 
+    def tell(self, node: str, within_s: float | None) -> None:
+        notice = None if within_s is None else ReclaimNotice(within_s=within_s, why="the market")
+        event = NodeNoticeChanged(node_id=NodeId(node), notice=notice)
+        self.simulation.at(self.simulation.kernel.now_s, event)
+
     def _gpu_count(self, name: str) -> int:
         state = self.simulation.engine.state
         job = state.jobs.get(JobId(name))
@@ -136,6 +149,13 @@ class Live:
 
     def wait_over(self, name: str) -> None:
         wait_until(lambda: self.cluster.client.job(self.ids[name]).job.state.is_terminal, f"{name} is over")
+
+    def tell(self, node: str, within_s: float | None) -> None:
+        notice = self.cluster.nodes[node].state_dir / "notice"
+        if within_s is None:
+            notice.unlink()
+        else:
+            notice.write_text(f"{within_s} the market")
 
     def _gpu_count(self, name: str) -> int:
         view = self.cluster.client.job(self.ids[name])
@@ -176,7 +196,7 @@ def of_each_job(commands: Iterable[Told]) -> dict[str, list[Told]]:
 
 def test_both_worlds_are_told_the_same(tmp_path: Path) -> None:
     simulated = simulated_commands()
-    assert [(kind, name) for kind, name, *_ in simulated].count(("launch", "first")) == 2 + 1 + 2
+    assert [(kind, name) for kind, name, *_ in simulated].count(("launch", "first")) == 2 + 1 + 2 + 1 + 2
     live = live_commands(tmp_path)
     assert of_each_job(live) == of_each_job(simulated)
     for commands in (live, simulated):
