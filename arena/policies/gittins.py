@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
 
 DOUBT = 0.01
 """Share of declarations and predictions that are taken to be worth nothing."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arena.domain.history import workload_name
+from arena.domain.history import LengthHistory, workload_name
 from arena.domain.job import JobId, JobSpec
 from arena.domain.records import JobState
 from arena.errors import InternalError
@@ -30,6 +30,7 @@ from arena.policies.gittins import DOUBT, Floats, gittins_table
 from arena.policies.length_estimates import (
     DEFAULT_PRIOR,
     BeliefSource,
+    JobKeys,
     LengthPrior,
     declared_ratios,
     source_of_length,
@@ -132,7 +133,7 @@ def belief(
     costs = np.array([gpu_s_per_step])
     median, sigma, floor, limit = _terms(snapshot, [job_id], costs, floor_gpu_s, prior)[0].tolist()
     job = snapshot.jobs[job_id]
-    is_declared = _declared(job.spec) is not None
+    is_declared = declared_steps(job.spec) is not None
     return LengthBelief(
         median_steps=None if math.isnan(median) else median,
         sigma=sigma,
@@ -162,6 +163,24 @@ def effective_remaining(
     return _effective(_terms(snapshot, job_ids, gpu_s_per_step, floor_gpu_s, prior), steps)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LengthFacts:
+    """What jobs say of their lengths.
+
+    Args:
+        declared: Steps, NaN where none are declared, ``[jobs]``.
+        limit_steps: By which their time limits end them at their present pace, ``[jobs]``.
+    """
+
+    keys: JobKeys
+    declared: Floats
+    limit_steps: Floats
+
+    def effective_remaining(self, history: LengthHistory, gpu_s_per_step: Floats, steps: Floats) -> Floats:
+        """Return the effective remaining steps of the jobs, see the function of this name."""
+        return _effective(_terms_of(history, self, gpu_s_per_step, FLOOR_GPU_S, DEFAULT_PRIOR), steps)
+
+
 def _effective(terms: Floats, done: Floats) -> Floats:
     """Return the effective remaining steps from ``[jobs, (median, sigma, floor, limit)]``; a NaN median is unknown."""
     median, sigma, floor, limit = terms.T
@@ -180,25 +199,36 @@ def _terms(
 ) -> Floats:
     """Return what ``_effective`` takes."""
     jobs = [snapshot.jobs[job_id] for job_id in job_ids]
-    keys = [(job.user, workload_name(job.spec)) for job in jobs]
-    declared = np.array([_declared(job.spec) for job in jobs], dtype=np.float64)  # None becomes NaN
-    terms = np.empty((len(jobs), 4))
-    log_ratios, terms[:, 1] = declared_ratios(snapshot.history, prior, keys, declared)
-    terms[:, 0] = declared * np.exp(log_ratios)
-    unsaid = np.flatnonzero(np.isnan(declared))
-    if len(unsaid):
-        costs, their_keys = gpu_s_per_step[unsaid], [keys[index] for index in unsaid.tolist()]
-        terms[unsaid, 0], terms[unsaid, 1] = usual_lengths(snapshot.history, prior, their_keys, costs)
-    terms[:, 2] = floor_gpu_s / gpu_s_per_step
-    terms[:, 3] = [
+    limits = [
         math.inf if job.spec.stop.time_limit_s is None else _limit_steps(snapshot, job.job_id, float(cost))
         for job, cost in zip(jobs, gpu_s_per_step, strict=True)
     ]
+    facts = LengthFacts(
+        keys=JobKeys.of([(job.user, workload_name(job.spec)) for job in jobs]),
+        declared=np.array([declared_steps(job.spec) for job in jobs], dtype=np.float64),  # None becomes NaN
+        limit_steps=np.array(limits, dtype=np.float64),
+    )
+    return _terms_of(snapshot.history, facts, gpu_s_per_step, floor_gpu_s, prior)
+
+
+def _terms_of(
+    history: LengthHistory, facts: LengthFacts, gpu_s_per_step: Floats, floor_gpu_s: float, prior: LengthPrior
+) -> Floats:
+    declared = facts.declared
+    terms = np.empty((len(declared), 4))
+    log_ratios, terms[:, 1] = declared_ratios(history, prior, facts.keys, declared)
+    terms[:, 0] = declared * np.exp(log_ratios)
+    unsaid = np.flatnonzero(np.isnan(declared))
+    if len(unsaid):
+        costs, their_keys = gpu_s_per_step[unsaid], facts.keys.only(unsaid)
+        terms[unsaid, 0], terms[unsaid, 1] = usual_lengths(history, prior, their_keys, costs)
+    terms[:, 2] = floor_gpu_s / gpu_s_per_step
+    terms[:, 3] = facts.limit_steps
     return terms
 
 
-def _declared(spec: JobSpec) -> int | None:
-    """Return the declared steps; the usual case without the way over tokens, which takes longer."""
+def declared_steps(spec: JobSpec) -> int | None:
+    """Return the steps that a job declares; the usual case without the way over tokens, which takes longer."""
     return spec.stop.steps if spec.stop.tokens is None else spec.step_limit
 
 

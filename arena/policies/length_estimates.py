@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from arena.domain.history import LOG_UNIT, NO_MOMENTS, LengthHistory, Moments
-from arena.policies.gittins import SIGMA_MIN, Floats
+from arena.policies.gittins import SIGMA_MIN, Floats, Ints
 
 
 class BeliefSource(StrEnum):
@@ -50,6 +50,31 @@ DEFAULT_PRIOR = LengthPrior()
 JobKey = tuple[str, str]
 """User and workload of a job."""
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobKeys:
+    """Users and workloads of jobs: many share one, and looking it up takes its time.
+
+    Args:
+        distinct: Each once.
+        rows: Of each job, which of these it has.
+    """
+
+    distinct: Sequence[JobKey]
+    rows: Ints
+
+    @classmethod
+    def of(cls, keys: Sequence[JobKey]) -> JobKeys:
+        """Return those of jobs."""
+        row_of: dict[JobKey, int] = {}
+        rows = [row_of.setdefault(key, len(row_of)) for key in keys]
+        return cls(list(row_of), np.array(rows, dtype=np.intp))
+
+    def only(self, jobs: Ints) -> JobKeys:
+        """Return those of some of the jobs."""
+        return JobKeys(self.distinct, self.rows[jobs])
+
+
 _UNITS = np.array([1.0, LOG_UNIT, LOG_UNIT**2, LOG_UNIT, LOG_UNIT**2, LOG_UNIT**2])
 """Of the fields of ``LogMoments``."""
 
@@ -58,14 +83,14 @@ _Estimate = tuple[Floats, Floats]
 
 
 def declared_ratios(
-    history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey], declared: Floats
+    history: LengthHistory, prior: LengthPrior, keys: JobKeys, declared: Floats
 ) -> tuple[Floats, Floats]:
     """Return mean and sigma of the logarithm of actual to declared steps, ``[jobs]``; NaN of what declares none.
 
     Where declarations scatter, those that are long are too long more often than others (regression to the mean). So
     ratios are taken about a line over the logarithm of what was declared, with one slope for all.
     """
-    distinct, rows = _distinct(keys)
+    distinct, rows = keys.distinct, keys.rows
     levels = _levels(history.ratios, distinct)
     slope, center = _slope(levels[0][0], prior)
     found = np.zeros(len(distinct)), np.full(len(distinct), prior.declared_sigma**2)
@@ -98,13 +123,13 @@ def _about_line(moments: Floats, slope: float, center: float) -> Floats:
 
 
 def usual_lengths(
-    history: LengthHistory, prior: LengthPrior, keys: Sequence[JobKey], gpu_s_per_step: Floats
+    history: LengthHistory, prior: LengthPrior, keys: JobKeys, gpu_s_per_step: Floats
 ) -> tuple[Floats, Floats]:
     """Return median and sigma of the steps of jobs that declare none, ``[jobs]``; a NaN median is unknown."""
     everybody = history.gpu_s.get((), NO_MOMENTS)
     if not everybody.job_count:
-        return np.full(len(keys), np.nan), np.zeros(len(keys))
-    distinct, rows = _distinct(keys)
+        return np.full(len(keys.rows), np.nan), np.zeros(len(keys.rows))
+    distinct, rows = keys.distinct, keys.rows
     found = np.full(len(distinct), everybody.mean), np.full(len(distinct), prior.length_sigma**2)
     levels = [
         found := _shrunk(found, one, prior.kind_sigma, prior.job_weight) for one in _levels(history.gpu_s, distinct)
@@ -136,13 +161,6 @@ def _of_keys(moments: Moments, keys: Sequence[tuple[str, ...]]) -> Floats:
     numbers = chain.from_iterable(moments.get(key, NO_MOMENTS) for key in keys)
     found = np.fromiter(numbers, dtype=np.float64, count=len(_UNITS) * len(keys))
     return np.asarray(found.reshape(len(keys), len(_UNITS)) / _UNITS)
-
-
-def _distinct(keys: Sequence[JobKey]) -> tuple[list[JobKey], list[int]]:
-    """Return the keys, each once, and of each job which it has: many share one, and looking it up takes its time."""
-    row_of: dict[JobKey, int] = {}
-    rows = [row_of.setdefault(key, len(row_of)) for key in keys]
-    return list(row_of), rows
 
 
 def _shrunk(above: _Estimate, moments: Floats, spread_sigma: float, weight: float) -> _Estimate:

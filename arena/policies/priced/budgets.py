@@ -40,11 +40,7 @@ class Offered:
 
 def offered(snapshot: Snapshot, market: Market) -> Offered:
     """Return what budgets allow of a market; all of it where nobody has one."""
-    bound = [
-        at
-        for at, contender in enumerate(market.contenders)
-        if snapshot.jobs[contender.job_id].spec.budget_usd is not None
-    ]
+    bound = np.flatnonzero(market.facts["has_budget"]).tolist()
     if not bound or not snapshot.usd_per_hour:
         return Offered()
     allowed, reasons = np.ones(len(market.job), dtype=bool), dict[int, Reason]()

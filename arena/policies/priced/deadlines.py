@@ -106,7 +106,7 @@ def planned(
         first: What comes before all deadlines.
     """
     needs = needs_of(snapshot, market, power, offered)
-    if not needs and all(due_at_s(snapshot, one.job_id) is None for one in market.contenders):
+    if not needs and not (market.facts["due_s"] > snapshot.now_s).any():
         return None
     room = room_of(snapshot, market)
     if first is not None:
@@ -174,7 +174,9 @@ def due_at_s(snapshot: Snapshot, job_id: JobId) -> float | None:
 
 def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
     """Return what the jobs with deadlines need, as far as their lengths are known."""
-    contenders = [at for at, one in enumerate(market.contenders) if due_at_s(snapshot, one.job_id) is not None]
+    contenders = np.flatnonzero(market.facts["due_s"] > snapshot.now_s).tolist()
+    if not contenders and not market.outside:
+        return []
     bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
     times, needs = node_times(snapshot, market), []
     for at in contenders:

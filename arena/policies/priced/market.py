@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId, JobKind
@@ -17,9 +18,12 @@ from arena.domain.launch import NodeId
 from arena.domain.records import JobRecord
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Holding, Snapshot
-from arena.policies.capacity import Capacity, Pool
+from arena.policies.capacity import Pool
+from arena.policies.length_estimates import JobKey
 from arena.policies.priced.columns import NONE, Floats, Ints
 from arena.policies.priced.pace import paces
+from arena.policies.priced.roster import Roster, roster_of
+from arena.policies.priced.supply import supply_of
 
 TABLES_REMEMBERED = 10_000
 SHAPES_REMEMBERED = 8
@@ -90,6 +94,7 @@ class Table:
         zones: Zone of each part of the cell, by column.
         speed: Steps per second; shape (columns,).
         usage: What it takes of each row; shape (columns, rows).
+        power: What a GPU of each row does in groups of its pool alone, against that of the best row; shape (rows,).
     """
 
     grid: Grid
@@ -98,6 +103,7 @@ class Table:
     speed: Floats
     usage: Floats
     gpu_count: Floats
+    power: Floats
 
 
 @quickly_made
@@ -108,7 +114,6 @@ class Contender:
     Args:
         table: What it could be given.
         holding: What it has, None while it waits.
-        kept: What would be free of each row without it; shape (rows,).
         kept_speed: Steps per second on what it has.
         is_shapeable: Whether it may be given something else than it has.
         recent_moves: How often it has been launched again in the last ``MOVES_S``.
@@ -117,7 +122,6 @@ class Contender:
     job_id: JobId
     table: Table
     holding: Holding | None = None
-    kept: Floats | None = None
     kept_speed: float = 0.0
     is_shapeable: bool = True
     recent_moves: int = 0
@@ -152,6 +156,8 @@ class Market:
         gpu_count: GPUs; shape (columns,).
         usage: What each takes of each row; shape (columns, rows).
         keeping: By contender: the column of what it has, -1 where it has nothing.
+        facts: By contender, see ``roster``.
+        keys: Users and kinds of work by the numbers that facts have of them.
         entitled: Contenders that find devices before others (see ``shares``).
         claims: Columns that tenants claim: a choice in which one of them finds no devices is not looked at further.
         kept: Nodes that are kept for contenders that cannot start yet (see ``reservations``).
@@ -168,6 +174,8 @@ class Market:
     gpu_count: Floats
     usage: Floats
     keeping: Ints
+    facts: NDArray[Any]
+    keys: Sequence[JobKey]
     entitled: frozenset[int] = frozenset()
     claims: frozenset[int] = frozenset()
     kept: tuple[Kept, ...] = ()
@@ -189,23 +197,51 @@ class Market:
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """Tables of grids over some rows, made once for each grid.
+    """Tables of grids over some rows, made once for each grid, and the latest roster of those that have them.
 
     A grid is kept beside its table, so that its identity stays its own.
     """
 
     rows: tuple[Row, ...]
     _made: dict[tuple[int, bool], Table] = field(default_factory=dict, repr=False, compare=False)
+    _rosters: dict[bool, Roster] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, grid: Grid, *, same_zone: bool) -> Table:
         """Return the table of a grid."""
         key = (id(grid), same_zone)
         found = self._made.get(key)
         if found is None:
-            if len(self._made) >= TABLES_REMEMBERED:
-                self._made.clear()
             found = self._made[key] = _table(grid, self.rows, same_zone=same_zone)
         return found
+
+    def roster(self, snapshot: Snapshot, *, is_all: bool = True) -> Roster:
+        """Return the roster of a snapshot; what has not changed since the latest one is taken from there.
+
+        Args:
+            is_all: Whether those that have something are in it, or only those that wait.
+        """
+        seen = snapshot if is_all else replace(snapshot, holding={})
+        found = self._rosters[is_all] = roster_of(seen, self._rosters.get(is_all), self._contending)
+        return found
+
+    def _contending(self, job: JobRecord, holding: Holding | None, grid: Grid | None) -> Contender | None:
+        """Return as which a job competes if it may, None where it has no cells, or no speed is known of what it has."""
+        speed = None if grid is None or holding is None else _speed_of(grid, holding)
+        if grid is None or (holding is not None and speed is None):
+            return None
+        table = self.of(grid, same_zone=job.spec.gpus.same_zone)
+        if holding is None:
+            return Contender(job_id=job.job_id, table=table) if table.cells else None
+        is_shapeable = job.spec.kind is JobKind.MALLEABLE
+        return Contender(
+            job_id=job.job_id, table=table, holding=holding, kept_speed=speed or 0.0, is_shapeable=is_shapeable
+        )
+
+    def forget(self) -> None:
+        """Forget all where it has become much: between decisions, since within one a grid has one table."""
+        if len(self._made) >= TABLES_REMEMBERED:
+            self._made.clear()
+            self._rosters.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +257,7 @@ class Tables:
             if len(self._made) >= SHAPES_REMEMBERED:
                 self._made.clear()
             found = self._made[rows] = RowTables(rows)
+        found.forget()
         return found
 
 
@@ -236,14 +273,30 @@ def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
             if known is None or cell.steps_per_s > known[0].steps_per_s:
                 best[usage, cell.group] = (cell, zones)
     found = [(usage, *best[usage, group]) for usage, group in sorted(best, key=lambda key: key[0])]
+    speed = np.array([cell.steps_per_s for _, cell, _ in found])
+    usage_of = np.array([usage for usage, _, _ in found], dtype=np.float64).reshape(len(found), len(rows))
+    gpu_count = np.array([cell.group.gpu_count for _, cell, _ in found], dtype=np.float64)
     return Table(
         grid=grid,
         cells=tuple(cell for _, cell, _ in found),
         zones=tuple(zones for _, _, zones in found),
-        speed=np.array([cell.steps_per_s for _, cell, _ in found]),
-        usage=np.array([usage for usage, _, _ in found], dtype=np.float64).reshape(len(found), len(rows)),
-        gpu_count=np.array([cell.group.gpu_count for _, cell, _ in found], dtype=np.float64),
+        speed=speed,
+        usage=usage_of,
+        gpu_count=gpu_count,
+        power=_best_by_pool(usage_of, speed, gpu_count),
     )
+
+
+def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
+    """Return the speed of a GPU of each pool in groups of that pool alone, against the largest of them.
+
+    A job that runs on several pools together only does not tell them apart.
+    """
+    is_alone = usage >= gpu_count[:, None]
+    if not is_alone.any():
+        return np.ones(usage.shape[1])
+    per_gpu = np.where(is_alone, (speed / gpu_count)[:, None], 0.0).max(axis=0)
+    return np.asarray(per_gpu / per_gpu.max())
 
 
 def _usages(
@@ -272,66 +325,89 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
     Args:
         is_fine: Whether there is a row for so many GPUs together on one node, whatever the number.
     """
-    rows = rows_of(snapshot.shape, is_fine=is_fine)
+    rows, now_s = rows_of(snapshot.shape, is_fine=is_fine), snapshot.now_s
     made = tables.over(rows)
-    movable = dict(_movable(snapshot))
-    supply, kept = _supply(snapshot.capacity, rows, [one.allocation for one in movable.values()])
-    contenders = [*_running(snapshot, made, movable, kept), *_waiting(snapshot, made)]
-    market = _columns(rows, supply, contenders, kept)
-    outside = tuple(_outside(snapshot, made, movable))
+    roster = made.roster(snapshot)
+    moves = _moves(roster, now_s)
+    movable = _movable(snapshot, roster, moves)
+    competing = np.r_[movable, _waiting(roster)]
+    supply, kept = supply_of(roster, snapshot.capacity, rows, movable)
+    contenders = _contenders(roster, competing, moves, now_s)
+    market = _columns(rows, supply, (roster, competing, contenders), kept)
+    outside = tuple(_outside(snapshot, made, roster, movable))
     market = replace(market, outside=outside) if outside else market
-    pace = np.array(paces(snapshot, [(contender.job_id, id(contender.table)) for contender in contenders]))
+    pace = paces(market.facts, now_s, snapshot.restart_s)
     return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
 
 
 def waiting_market(snapshot: Snapshot, tables: Tables) -> Market:
     """Return what those compete for that wait, if nobody gives up anything for them."""
     rows = rows_of(snapshot.shape)
-    supply, kept = _supply(snapshot.capacity, rows, ())
-    return _columns(rows, supply, [*_waiting(snapshot, tables.over(rows))], kept)
+    roster = tables.over(rows).roster(snapshot, is_all=False)
+    competing = _waiting(roster)
+    contenders = _contenders(roster, competing, np.zeros(len(roster.ids), dtype=np.intp), snapshot.now_s)
+    supply, kept = supply_of(roster, snapshot.capacity, rows, competing[:0])
+    return _columns(rows, supply, (roster, competing, contenders), kept)
 
 
-def _outside(snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding]) -> Iterator[Contender]:
+def _waiting(roster: Roster) -> Ints:
+    """Return the members that wait and could be given something."""
+    return np.flatnonzero(roster.facts["table"][roster.held_count :] >= 0) + roster.held_count
+
+
+def _movable(snapshot: Snapshot, roster: Roster, moves: Ints) -> Ints:
+    """Return the members that have something that may be taken from them.
+
+    Where there are shares, or jobs that can have a block of time, those that were moved too often are among them: they
+    stay for all but these (``steadied``).
+    """
+    facts, waits = roster.facts, np.arange(len(roster.ids)) >= roster.held_count
+    # A deadline can take something from others that has not passed, of a job that could be moved.
+    can_have_block = facts["has_grid"] & (facts["due_s"] > snapshot.now_s) & (facts["is_preemptible"] | waits)
+    has_claims = bool(snapshot.tenants) or bool(can_have_block.any())  # they come before rest
+    return np.flatnonzero(facts["may_move"] & ((moves < MOVES_MAX) | has_claims))
+
+
+def _moves(roster: Roster, now_s: float) -> Ints:
+    """Return how often each member has been launched again of late, as far as its record goes back."""
+    found = np.zeros(len(roster.ids), dtype=np.intp)
+    recent = np.flatnonzero(now_s - roster.facts["again_s"] < MOVES_S)
+    found[recent] = [_recent_moves(roster.members[at].record, now_s) for at in recent.tolist()]
+    return found
+
+
+def _contenders(roster: Roster, competing: Ints, moves: Ints, now_s: float) -> list[Contender]:
+    """Return as which some members compete, how often they were moved of late counted in."""
+    found: list[Contender] = []
+    for member in [roster.members[at] for at in competing.tolist()]:
+        assert member.contender is not None
+        found.append(member.contender)
+    for place in np.flatnonzero((moves[competing] > 0) & ~np.isnan(roster.facts["since_s"][competing])).tolist():
+        at = int(competing[place])
+        is_shapeable = found[place].is_shapeable and (moves[at] < MOVES_MAX or is_due(roster.members[at].record, now_s))
+        found[place] = replace(found[place], is_shapeable=is_shapeable, recent_moves=int(moves[at]))
+    return found
+
+
+def _outside(snapshot: Snapshot, tables: RowTables, roster: Roster, movable: Ints) -> Iterator[Contender]:
     """Yield the jobs with deadlines that have something which may not be touched now."""
-    for job_id, holding in snapshot.holding.items():
-        job = snapshot.jobs[job_id]
-        spec = job.spec
-        if not is_due(job, snapshot.now_s) or job_id in movable or not spec.preemptible or job_id not in snapshot.grids:
-            continue
-        table = tables.of(snapshot.grids[job_id], same_zone=spec.gpus.same_zone)
-        yield Contender(job_id=job_id, table=table, holding=holding)
+    facts = roster.facts[: roster.held_count]
+    is_outside = (facts["due_s"] > snapshot.now_s) & facts["is_preemptible"] & facts["has_grid"]
+    is_outside[movable] = False
+    if not is_outside.any():
+        return
+    found = {roster.ids[at]: roster.members[at] for at in np.flatnonzero(is_outside).tolist()}
+    for job_id in snapshot.holding:
+        member = found.get(job_id)
+        if member is not None and member.grid is not None:
+            table = tables.of(member.grid, same_zone=member.record.spec.gpus.same_zone)
+            yield Contender(job_id=job_id, table=table, holding=member.holding)
 
 
 def is_due(job: JobRecord, now_s: float) -> bool:
     """Tell whether a job has a deadline that has not passed."""
     deadline_s = job.spec.deadline_s
     return deadline_s is not None and job.submitted_at_s + deadline_s > now_s
-
-
-def _movable(snapshot: Snapshot) -> Iterator[tuple[JobId, Holding]]:
-    """Yield what may be taken from running jobs.
-
-    Where there are shares, or jobs that can have a block of time, those that were moved too often are among them: they
-    stay for all but these (``steadied``).
-    """
-    has_claims = bool(snapshot.tenants) or any(
-        _can_have_block(snapshot, job_id) for job_id in chain(snapshot.holding, snapshot.waiting)
-    )
-    for job_id, holding in sorted(snapshot.holding.items()):
-        job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
-        if not holding.movable or not job.spec.preemptible or grid is None:
-            continue
-        is_quiet = _recent_moves(job, snapshot.now_s) < MOVES_MAX or has_claims  # they come before rest
-        if _speed_of(grid, holding) is not None and is_quiet:
-            yield job_id, holding
-
-
-def _can_have_block(snapshot: Snapshot, job_id: JobId) -> bool:
-    """Tell whether a job's deadline can take something from others: it has not passed, and the job could be moved."""
-    job = snapshot.jobs[job_id]
-    if job_id not in snapshot.grids or not is_due(job, snapshot.now_s):
-        return False
-    return job.spec.preemptible or job_id not in snapshot.holding
 
 
 def _recent_moves(job: JobRecord, now_s: float) -> int:
@@ -360,79 +436,6 @@ def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
     return min(instants, default=None)
 
 
-def _supply(capacity: Capacity, rows: Sequence[Row], allocations: Sequence[Allocation]) -> tuple[Floats, Floats]:
-    """Return what there is of each row if all of these were given up, and the part of it that each of them holds.
-
-    Of a whole node, those that share it hold parts in proportion to their GPUs: one that is alone on it holds all.
-    """
-    supply = np.array([_free_chunks(capacity, row) for row in rows])
-    kept = np.zeros((len(allocations), len(rows)))
-    number: dict[NodeId, int] = {}
-    shares = [
-        (at, number.setdefault(share.node_id, len(number)), len(share.device_ids))
-        for at, allocation in enumerate(allocations)
-        for share in allocation.shares
-        if share.node_id in capacity.devices
-    ]
-    if not shares:
-        return supply, kept
-    owner, node, count = np.array(shares, dtype=np.intp).T
-    held = np.bincount(node, weights=count).astype(np.float64)
-    free = np.array([len(capacity.free_items(node_id)) for node_id in number], dtype=np.float64)
-    gained = _gained(capacity, rows, tuple(number), free, held)
-    np.add.at(kept, owner, gained[node] * (count / held[node])[:, None])
-    return supply + gained.sum(axis=0), kept
-
-
-def _gained(capacity: Capacity, rows: Sequence[Row], nodes: Sequence[NodeId], free: Floats, held: Floats) -> Floats:
-    """Return by how much more each node has of each row when it gets back what is held of it; shape (nodes, rows)."""
-    pools = sorted({row.pool for row in rows})
-    index = {pool: at for at, pool in enumerate(pools)}
-    pool_of_node = np.array([index.get(capacity.devices[node_id].pool, -1) for node_id in nodes])
-    chunk = np.array([float(row.chunk) for row in rows])
-    pool_of_row = np.array([index[row.pool] for row in rows])
-    gained = ((free + held)[:, None] // chunk - free[:, None] // chunk) * chunk
-    return np.where(pool_of_node[:, None] == pool_of_row, gained, 0.0)
-
-
-def _free_chunks(capacity: Capacity, row: Row) -> float:
-    return float(
-        sum(
-            size // row.chunk * row.chunk * len(nodes)
-            for (pool, size), nodes in capacity.holes.items()
-            if pool == row.pool
-        )
-    )
-
-
-def _waiting(snapshot: Snapshot, tables: RowTables) -> Iterator[Contender]:
-    for job_id in snapshot.waiting:
-        grid = snapshot.grids.get(job_id)
-        if grid is None:
-            continue
-        table = tables.of(grid, same_zone=snapshot.jobs[job_id].spec.gpus.same_zone)
-        if table.cells:
-            yield Contender(job_id=job_id, table=table)
-
-
-def _running(
-    snapshot: Snapshot, tables: RowTables, movable: Mapping[JobId, Holding], kept: Floats
-) -> Iterator[Contender]:
-    """Yield the jobs that run and may be stopped."""
-    for at, (job_id, holding) in enumerate(movable.items()):
-        job, grid = snapshot.jobs[job_id], snapshot.grids[job_id]
-        moves = _recent_moves(job, snapshot.now_s)
-        yield Contender(
-            job_id=job_id,
-            table=tables.of(grid, same_zone=job.spec.gpus.same_zone),
-            holding=holding,
-            kept=kept[at],
-            kept_speed=_speed_of(grid, holding) or 0.0,
-            is_shapeable=job.spec.kind is JobKind.MALLEABLE and (moves < MOVES_MAX or is_due(job, snapshot.now_s)),
-            recent_moves=moves,
-        )
-
-
 def _speed_of(grid: Grid, holding: Holding) -> float | None:
     if holding.estimate is not None:
         return 1.0 / holding.estimate.iter_time_s
@@ -440,40 +443,46 @@ def _speed_of(grid: Grid, holding: Holding) -> float | None:
     return None if cell is None else cell.steps_per_s
 
 
-def _columns(rows: tuple[Row, ...], supply: Floats, contenders: Sequence[Contender], kept: Floats) -> Market:
+def _columns(
+    rows: tuple[Row, ...],
+    supply: Floats,
+    who: tuple[Roster, Ints, Sequence[Contender]],
+    kept: Floats,
+) -> Market:
     """Lay the contenders' columns side by side: those of their tables, then what they have.
 
     Args:
-        kept: ``Contender.kept`` of those that have something; shape (holders, rows).
+        who: The roster, which of its members compete, and as which contenders.
+        kept: What would be free of each row without them, of those that have something; shape (holders, rows).
     """
-    tables = list({id(contender.table): contender.table for contender in contenders}.values())
-    holders = [contender for contender in contenders if contender.holding is not None]
-    offsets = dict(zip(map(id, tables), _before([len(table.speed) for table in tables]).tolist(), strict=True))
-    size = np.array([len(one.table.speed) if one.is_shapeable else 0 for one in contenders], dtype=np.intp)
-    has = np.array([one.holding is not None for one in contenders], dtype=bool)
+    roster, competing, contenders = who
+    tables, facts = roster.tables.items, roster.facts[competing]
+    table, has = facts["table"], ~np.isnan(facts["since_s"])
+    sizes = np.array([len(one.speed) for one in tables], dtype=np.intp)
+    is_shapeable = np.array([one.is_shapeable for one in contenders], dtype=bool)
+    size = np.where(is_shapeable, sizes[table], 0) if len(tables) else np.zeros(0, dtype=np.intp)
     starts, total = _before(size + has), int((size + has).sum())
     job = np.repeat(np.arange(len(contenders)), size + has)
     entry = np.arange(total) - starts[job]
     keeping = np.where(has, starts + size, NONE)
-    first = np.array([offsets[id(one.table)] for one in contenders], dtype=np.intp)
-    source = first[job] + entry
-    source[keeping[has]] = sum(len(table.speed) for table in tables) + np.arange(len(holders))
+    source = (_before(sizes)[table] if len(tables) else size)[job] + entry
+    source[keeping[has]] = sizes.sum() + np.arange(len(kept))
     entry[keeping[has]] = NONE
-    kept_count = [float(one.holding.group.gpu_count) for one in holders if one.holding is not None]
     return Market(
         rows=rows,
         supply=supply,
         contenders=tuple(contenders),
         job=job,
         entry=entry,
-        speed=np.concatenate([*(one.speed for one in tables), [one.kept_speed for one in holders]])[source],
-        gpu_count=np.concatenate([*(one.gpu_count for one in tables), kept_count])[source],
+        speed=np.concatenate([*(one.speed for one in tables), facts["kept_speed"][has]])[source],
+        gpu_count=np.concatenate([*(one.gpu_count for one in tables), facts["held_count"][has]])[source],
         usage=np.concatenate([*(one.usage for one in tables), kept])[source],
         keeping=keeping,
+        facts=facts,
+        keys=roster.keys.items,
     )
 
 
-def _before(counts: Sequence[int] | Ints) -> Ints:
+def _before(counts: Ints) -> Ints:
     """Return how many come before each of them."""
-    ends = np.cumsum(np.asarray(counts, dtype=np.intp))
-    return np.asarray(ends - counts, dtype=np.intp)
+    return np.asarray(np.cumsum(counts) - counts, dtype=np.intp)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import median
+from typing import Any
 
-from arena.domain.job import JobId
-from arena.domain.records import JobState
-from arena.policies.base import Snapshot
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.policies.priced.columns import Floats, Ints
 
 PACE_TOLERANCE = 0.05
 PACE_MAX = 10.0
@@ -19,7 +19,7 @@ TRUST_S_MIN = 60.0
 """A measurement over so many restarts, a minute at least, counts as much as what was expected before it."""
 
 
-def paces(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> list[float]:
+def paces(facts: NDArray[Any], now_s: float, restart_s: float) -> Floats:
     """Return by which factor each job is faster than its grid says, on all its groups.
 
     Estimates are wrong alike for like jobs. A job that is not measured is taken to be off by as much as those with its
@@ -28,45 +28,33 @@ def paces(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> list[float]:
     the first steps are slow.
 
     Args:
-        jobs: Contenders, each with a number that those with the same grid share.
+        facts: Of the contenders, see ``roster``.
     """
-    measured = _measured(snapshot, jobs)
-    if not measured:
-        return [1.0] * len(jobs)
-    overall = median(log_pace for log_pace, _ in measured.values())
-    by_grid: dict[int, list[float]] = {}
-    for at, (log_pace, _) in measured.items():
-        by_grid.setdefault(jobs[at][1], []).append(log_pace)
-    expected = {grid: median(found) for grid, found in by_grid.items()}
-    factors = [_factor(overall)] * len(jobs)
-    known = {grid: _factor(log_pace) for grid, log_pace in expected.items()}
-    for at, (_, grid) in enumerate(jobs):
-        if at in measured:
-            own, trust = measured[at]
-            factors[at] = _factor(expected[grid] + trust * (own - expected[grid]))
-        elif grid in known:
-            factors[at] = known[grid]
+    measured = np.flatnonzero(~np.isnan(facts["log_pace"]))
+    if not len(measured):
+        return np.ones(len(facts))
+    own = np.clip(facts["log_pace"][measured], -math.log(PACE_MAX), math.log(PACE_MAX))
+    grid, (grids, middle) = facts["table"], _medians(facts["table"][measured], own)
+    expected = np.full(int(grid.max()) + 1, float(np.median(own)))
+    expected[grids] = middle
+    log_paces = expected[grid]
+    ran_s = np.maximum(now_s - facts["since_s"][measured] - restart_s, 0.0)
+    trust = ran_s / (ran_s + max(TRUST_RESTARTS * restart_s, TRUST_S_MIN))
+    log_paces[measured] += trust * (own - log_paces[measured])
+    return _factors(log_paces)
+
+
+def _medians(group: Ints, values: Floats) -> tuple[Ints, Floats]:
+    """Return the groups that there are, and the median of the values of each."""
+    order = np.lexsort((values, group))
+    found, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
+    ordered = values[order]
+    return found, (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2.0
+
+
+def _factors(log_paces: Floats) -> Floats:
+    """Return factors from their logarithms, 1 where they are small."""
+    factors = np.ones(len(log_paces))
+    counts = np.flatnonzero(np.abs(log_paces) >= math.log1p(PACE_TOLERANCE))
+    factors[counts] = [math.exp(one) for one in log_paces[counts].tolist()]
     return factors
-
-
-def _factor(log_pace: float) -> float:
-    return 1.0 if abs(log_pace) < math.log1p(PACE_TOLERANCE) else math.exp(log_pace)
-
-
-def _measured(snapshot: Snapshot, jobs: Sequence[tuple[JobId, int]]) -> dict[int, tuple[float, float]]:
-    """Return the logarithm of each running job's speed over its estimate, and how far to trust it, 0 to 1."""
-    records, holdings, limit = snapshot.jobs, snapshot.holding, math.log(PACE_MAX)
-    known_s = max(TRUST_RESTARTS * snapshot.restart_s, TRUST_S_MIN)
-    found = {}
-    for at, (job_id, _) in enumerate(jobs):
-        job = records[job_id]
-        measured_s = job.progress.step_time_s
-        if not measured_s or job.state is not JobState.RUNNING:
-            continue
-        holding = holdings.get(job_id)
-        if holding is None or holding.estimate is None:
-            continue
-        log_pace = min(max(math.log(holding.estimate.iter_time_s / measured_s), -limit), limit)
-        ran_s = max(snapshot.now_s - holding.since_s - snapshot.restart_s, 0.0)
-        found[at] = (log_pace, ran_s / (ran_s + known_s))
-    return found

@@ -17,7 +17,8 @@ from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Admission, Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
-from arena.policies.length_beliefs import effective_remaining
+from arena.policies.length_beliefs import LengthFacts
+from arena.policies.length_estimates import JobKeys
 from arena.policies.priced.admitting import View, admitted
 from arena.policies.priced.allocation import Answer, Effort
 from arena.policies.priced.budgets import offered
@@ -30,13 +31,13 @@ from arena.policies.priced.marginal_values import Curve, Worker, concave, margin
 from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
 from arena.policies.priced.promising import no_cell, with_cause
 from arena.policies.priced.rooms import Rooms
+from arena.policies.priced.roster import steps_in_time, work_made
 from arena.policies.priced.seating import Seats
 from arena.policies.priced.settling import by_prices, settled
 from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
 from arena.policies.priced.shares import shared
 from arena.policies.priced.unopposed import unopposed
 from arena.policies.priced.urgency import types_kept_free, weights
-from arena.policies.priced.work_left import work_done
 
 SOON_RESTARTS = 10.0
 """Of a job that ends within so many restarts, those count that its changes would need."""
@@ -176,39 +177,27 @@ def _power(market: Market) -> Floats:
 
     Rows of whole nodes have none: they are the same GPUs again.
     """
-    total = np.zeros(len(market.rows))
-    known: dict[int, Floats] = {}
-    for contender in market.contenders:
-        table = contender.table
-        if id(table) not in known:
-            known[id(table)] = _best_by_pool(table.usage, table.speed, table.gpu_count)
-        total += known[id(table)]
+    _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
+    power = np.array([market.contenders[at].table.power for at in first.tolist()])[own]
+    total = np.cumsum(power, axis=0)[-1]
     is_gpus = np.array([row.chunk == 1 for row in market.rows])
     return np.where(is_gpus, np.maximum(total / len(market.contenders), 0.05), 0.0)
 
 
-def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:
-    """Return the speed of a GPU of each pool in groups of that pool alone, against the largest of them.
-
-    A job that runs on several pools together only does not tell them apart.
-    """
-    is_alone = usage >= gpu_count[:, None]
-    if not is_alone.any():
-        return np.ones(usage.shape[1])
-    per_gpu = np.where(is_alone, (speed / gpu_count)[:, None], 0.0).max(axis=0)
-    return np.asarray(per_gpu / per_gpu.max())
-
-
 def _remaining(snapshot: Snapshot, market: Market) -> Floats:
     """Return the steps that are believed to be left, by contender."""
-    job_ids = [contender.job_id for contender in market.contenders]
     least = np.minimum.reduceat(market.gpu_count / market.speed, firsts(market.job))
-    done = np.array([work_done(snapshot, job_id) for job_id in job_ids])
-    return effective_remaining(snapshot, job_ids, least, done)
+    facts, (keys, rows) = market.facts, np.unique(market.facts["key"], return_inverse=True)
+    lengths = LengthFacts(
+        keys=JobKeys([market.keys[key] for key in keys.tolist()], rows),
+        declared=facts["declared_steps"],
+        limit_steps=steps_in_time(facts, snapshot.now_s, least),
+    )
+    return lengths.effective_remaining(snapshot.history, least, work_made(facts, snapshot.now_s))
 
 
 def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
-    weight = weights(snapshot, market).tolist()
+    weight = weights(market).tolist()
     kept = np.where(market.keeping >= 0, market.speed[market.keeping], np.inf)
     ends_soon = (remaining / kept < SOON_RESTARTS * snapshot.restart_s).tolist()
     bounds = [*firsts(market.job).tolist(), len(market.job)]
@@ -244,10 +233,8 @@ def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:
 
 def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice | None]:
     choices: dict[JobId, Choice | None] = {}
-    for at, contender in enumerate(market.contenders):
-        column = int(chosen[at])
-        if column == market.keeping[at]:
-            continue
+    for at in np.flatnonzero(chosen != market.keeping).tolist():
+        contender, column = market.contenders[at], int(chosen[at])
         if column < 0:
             choices[contender.job_id] = None
             continue
@@ -270,11 +257,12 @@ def _reasons(
     answer, seats = settled
     unseated = {int(market.job[column]): why for column, why in seats.cuts.items()}
     top = answer.priced.top
-    for at, contender in enumerate(market.contenders):
+    for at in np.flatnonzero((answer.chosen != market.keeping) | (answer.chosen < 0)).tolist():
+        contender = market.contenders[at]
         choice = choices.get(contender.job_id)
         if choice is not None:
             reasons[contender.job_id] = (choice.cause,)
-        elif answer.chosen[at] < 0:
+        else:
             outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
             told = problem.claims.reasons(snapshot, at)
             if problem.claims.is_barred(at):

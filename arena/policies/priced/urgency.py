@@ -33,10 +33,9 @@ QUANTUM_SHARE = 1 / 8
 PRIORITY_MAX = 30
 
 
-def weights(snapshot: Snapshot, market: Market) -> Floats:
+def weights(market: Market) -> Floats:
     """Return how much the time of each contender counts: twice as much for each step of priority."""
-    priority = [snapshot.jobs[contender.job_id].spec.priority for contender in market.contenders]
-    return np.exp2(np.clip(np.array(priority, dtype=np.float64), -PRIORITY_MAX, PRIORITY_MAX))
+    return np.asarray(np.exp2(np.clip(market.facts["priority"], -PRIORITY_MAX, PRIORITY_MAX)))
 
 
 def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, first: int | None) -> Floats:
@@ -59,11 +58,8 @@ def types_kept_free(market: Market, first: int | None) -> frozenset[str]:
 
 def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float | None:
     """Return when the next waiting job will have waited too long, None where nothing waits that has not."""
-    instants = [
-        waiting_since_s(snapshot, contender.job_id) + wait_max_s
-        for contender in market.contenders
-        if contender.holding is None
-    ]
+    waiting = np.flatnonzero(market.keeping < 0).tolist()
+    instants = [waiting_since_s(snapshot, market.contenders[at].job_id) + wait_max_s for at in waiting]
     return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
 
 
@@ -74,24 +70,18 @@ def overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Colle
         barred: Contenders that can be given nothing, whatever the others have.
     """
     waits = sorted(
-        (waiting_since_s(snapshot, contender.job_id), at)
-        for at, contender in enumerate(market.contenders)
-        if contender.holding is None and at not in barred
+        (waiting_since_s(snapshot, market.contenders[at].job_id), at)
+        for at in np.flatnonzero(market.keeping < 0).tolist()
+        if at not in barred
     )
     return [at for since_s, at in waits if snapshot.now_s - since_s >= wait_max_s]
 
 
 def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray[np.bool_]:
     """Tell which running contenders are old and have only just got their GPUs."""
-    now_s, quantum_s = snapshot.now_s, QUANTUM_SHARE * wait_max_s
-    return np.array(
-        [
-            contender.holding is not None
-            and now_s - contender.holding.since_s < quantum_s
-            and now_s - snapshot.jobs[contender.job_id].submitted_at_s >= wait_max_s
-            for contender in market.contenders
-        ]
-    )
+    facts, now_s = market.facts, snapshot.now_s
+    is_new = now_s - facts["since_s"] < QUANTUM_SHARE * wait_max_s  # of one that has nothing it is not
+    return np.asarray(is_new & (now_s - facts["submitted_at_s"] >= wait_max_s))
 
 
 def waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:

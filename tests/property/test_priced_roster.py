@@ -1,0 +1,62 @@
+"""What `arena` carries over from one decision to the next never changes an answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from arena.domain.records import Progress
+from arena.policies.base import Snapshot
+from arena.policies.priced.market import Tables, market_of
+from arena.policies.priced.policy import PricedPolicy
+from tests.property.test_priced_policy import snapshots
+
+
+@st.composite
+def successions(draw: st.DrawFn) -> list[Snapshot]:
+    """A snapshot and what may have become of it: jobs make steps, are moved, end, come again."""
+    first = draw(snapshots())
+    found = [first]
+    for _ in range(draw(st.integers(1, 3))):
+        found.append(later(draw, draw(st.sampled_from([first, found[-1]]))))
+    return found
+
+
+def later(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
+    now_s = snapshot.now_s + draw(st.sampled_from([0.0, 7.0, 4000.0]))
+    jobs, holding, capacity = snapshot.jobs, snapshot.holding, snapshot.capacity
+    for job_id in sorted(holding):
+        match draw(st.sampled_from(["same", "stepped", "moved", "over"])):
+            case "stepped":
+                progress = Progress(step=draw(st.integers(1, 90)), reported_at_s=now_s, step_time_s=0.5)
+                jobs = jobs.set(job_id, replace(jobs[job_id], progress=progress))
+            case "moved":
+                jobs = jobs.set(job_id, replace(jobs[job_id], epoch=5, launched_at_s=(now_s,) * 4))
+                holding = holding.set(job_id, replace(holding[job_id], since_s=now_s))
+            case "over":
+                capacity = capacity.restore(holding[job_id].allocation)
+                jobs, holding = jobs.delete(job_id), holding.delete(job_id)
+    waiting = tuple(job_id for job_id in snapshot.waiting if draw(st.booleans()))
+    return replace(snapshot, now_s=now_s, jobs=jobs, holding=holding, capacity=capacity, waiting=waiting)
+
+
+@settings(max_examples=60, deadline=None)
+@given(succession=successions())
+def test_every_decision_is_as_if_it_were_the_first(succession: list[Snapshot]):
+    used = PricedPolicy()
+    for snapshot in succession:
+        assert used.weighed(snapshot) == PricedPolicy().weighed(snapshot)
+
+
+@settings(max_examples=30, deadline=None)
+@given(succession=successions())
+def test_so_is_every_market(succession: list[Snapshot]):
+    tables = Tables()
+    for snapshot in succession:
+        used, first = market_of(snapshot, tables), market_of(snapshot, Tables())
+        assert [one.job_id for one in used.contenders] == [one.job_id for one in first.contenders]
+        assert used.speed.tolist() == first.speed.tolist()
+        assert used.usage.tolist() == first.usage.tolist()
+        assert used.supply.tolist() == first.supply.tolist()
