@@ -253,6 +253,15 @@ class EngineMachine(RuleBasedStateMachine):
         for report in reports:
             self.feed(WorkerReported(node_id=NodeId(name), attempt_id=attempt, report=report))
 
+    @precondition(lambda self: self.living())
+    @rule(data=st.data(), within_s=WITHIN_S, wait_s=st.sampled_from([0.5, 20.0, 90.0]))
+    def a_busy_node_is_reclaimed(self, data: st.DataObject, within_s: float | None, wait_s: float) -> None:
+        """Its workers step, its lender speaks, and the stops do not arrive in time."""
+        name, _ = data.draw(st.sampled_from(self.living()))
+        self.all_workers_step(step=data.draw(st.integers(1, 50)))
+        self.lender_speaks(name=name, within_s=within_s)
+        self.time_passes(wait_s=wait_s)
+
     @rule(name=st.sampled_from(NODES), dirty=st.sampled_from([None, "pid 7"]))
     def device_changes(self, name: str, dirty: str | None) -> None:
         devices = node_info(name).devices
