@@ -86,7 +86,7 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         ("changes", _changes_text(inputs)),
     ]
     if budgets := sum(one.spec.budget_usd is not None for one in first.scenario.jobs):
-        rows.append(("budgets", f"of {budgets:,} jobs; who cannot pay on is given up"))
+        rows.append(("budgets", f"{budgets:,} of the jobs have one; who cannot pay on is given up"))
     if inputs.disturbances is not None:
         rows += [("nodes" if index == 0 else "", text) for index, text in enumerate(_losses_texts(inputs.disturbances))]
     if inputs.table is None and any(one.spec.workload is not None for one in first.scenario.jobs):

@@ -91,7 +91,7 @@ def test_a_restart_costs_what_the_log_says_unless_told_otherwise(arena: Arena, f
     assert told["fcfs"]["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + 5))
     done = arena("replay", folder / "log.jsonl", "--cluster", folder / "cluster.yaml")
     assert "start 25 s, as the log says" in done.out
-    assert "budgets     of 2 jobs; who cannot pay on is given up" in done.out
+    assert "budgets     2 of the jobs have one; who cannot pay on is given up" in done.out
     assert "BUDGETS" in done.out
 
 
