@@ -168,3 +168,44 @@ def test_a_limit_on_moves_does_not_protect_a_borrower() -> None:
     assert found.choices[JobId("one")] is None
     alone = replace(seen, waiting=())
     assert PricedPolicy().decide(alone).choices == {}
+
+
+def test_who_shrinks_for_a_tenant_is_told_whose_share_it_was_though_the_market_alone_would_shrink_it() -> None:
+    """The newcomer is worth more than what the borrower loses, with a share or without."""
+    borrower, owner = malleable("one", 4), rigid("two", (2,), project="red", priority=3)
+    seen = snapshot(1, 4, {"one": borrower, "two": owner}, {"one": held(borrower, "n0", 0, 1, 2, 3)}, red=3, blue=1)
+    plain = chosen(PricedPolicy().decide(replace(seen, tenants={})), "one")
+    assert (plain.group.gpu_count, plain.cause.code) == (2, ReasonCode.SHRANK)
+    found = chosen(PricedPolicy().decide(seen), "one")
+    assert found.group.gpu_count == 2
+    assert found.cause.code is ReasonCode.RECLAIMED
+    assert (found.cause.numbers, found.cause.names) == (
+        {"count": 2.0, "claimed": 2.0, "guaranteed": 3.0},
+        {"project": "red", "gpu_type": "a"},
+    )
+    assert PricedPolicy().decide(seen).reasons[JobId("one")] == (found.cause,)
+
+
+def test_who_shrinks_for_another_job_of_its_own_project_gives_nothing_back() -> None:
+    first, second = malleable("one", 4, project="red"), rigid("two", (2,), project="red", priority=3)
+    seen = snapshot(1, 4, {"one": first, "two": second}, {"one": held(first, "n0", 0, 1, 2, 3)}, red=4)
+    found = chosen(PricedPolicy().decide(seen), "one")
+    assert (found.group.gpu_count, found.cause.code) == (2, ReasonCode.SHRANK)
+
+
+def test_a_tenants_malleable_job_grows_to_its_share_on_what_others_borrow() -> None:
+    """The borrowers are worth far more; what comes back to the tenant is no more than its share."""
+    own = malleable("own", 4, project="red", stop={"steps": 10**6})
+    lent = {f"b{at}": rigid(f"b{at}", (1,), priority=9) for at in range(6)}
+    running = {
+        "own": held(own, "n0", 0),
+        **{name: held(job, "n0", at + 1) for at, (name, job) in enumerate(lent.items())},
+    }
+    seen = snapshot(1, 7, {"own": own, **lent}, running, red=4)
+    found = PricedPolicy().decide(seen)
+    assert chosen(found, "own").group.gpu_count == 4
+    gone = [name for name in lent if JobId(name) in found.choices]
+    assert len(gone) == 3
+    for name in gone:
+        assert codes(found, name) == [ReasonCode.RECLAIMED]
+        assert found.reasons[JobId(name)][0].names["project"] == "red"

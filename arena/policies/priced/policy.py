@@ -34,7 +34,7 @@ from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.roster import steps_in_time, work_made
 from arena.policies.priced.seating import Seats
 from arena.policies.priced.settling import by_prices, settled
-from arena.policies.priced.share_reasons import share_reason, share_use, with_share_causes
+from arena.policies.priced.share_reasons import Shares, share_use, shares_of, with_share_causes
 from arena.policies.priced.shares import shared
 from arena.policies.priced.unopposed import unopposed
 from arena.policies.priced.urgency import types_kept_free, weights
@@ -72,8 +72,9 @@ class PricedPolicy:
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
         choices = _choices(market, answer.chosen, seats)
-        choices = with_share_causes(snapshot, market, problem.columns, answer, choices)
-        reasons = _reasons(snapshot, market, problem, (answer, seats), choices)
+        shares = shares_of(snapshot, market, problem.columns, (answer, seats))
+        choices = with_share_causes(shares, choices)
+        reasons = _reasons(problem, shares, seats, choices)
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
@@ -90,8 +91,8 @@ class PricedPolicy:
         problem = _problem(snapshot, market, self.changes)
         if problem.claims.is_barred(at):
             return problem.claims.explained(snapshot, at)
-        market, problem, (answer, _) = self._chosen(snapshot, problem.claims.market, problem)
-        by_share = share_reason(snapshot, market, problem.columns, answer, at)
+        market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
+        by_share = shares_of(snapshot, market, problem.columns, (answer, seats)).reason(at)
         asked = Asked(job_id=job_id, effort=self.effort, usd_per_hour=snapshot.usd_per_hour)
         told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, asked))
         return (*told, *problem.claims.explained(snapshot, at), *share_use(snapshot, job_id))
@@ -246,15 +247,11 @@ def _choices(market: Market, chosen: Ints, seats: Seats) -> dict[JobId, Choice |
 
 
 def _reasons(
-    snapshot: Snapshot,
-    market: Market,
-    problem: Problem,
-    settled: tuple[Answer, Seats],
-    choices: Mapping[JobId, Choice | None],
+    problem: Problem, shares: Shares, seats: Seats, choices: Mapping[JobId, Choice | None]
 ) -> dict[JobId, tuple[Reason, ...]]:
     """Return why each job that changes does, and why each that has nothing is not served at these prices."""
+    snapshot, market, answer = shares.snapshot, shares.market, shares.answer
     reasons: dict[JobId, tuple[Reason, ...]] = {}
-    answer, seats = settled
     unseated = {int(market.job[column]): why for column, why in seats.cuts.items()}
     top = answer.priced.top
     for at in np.flatnonzero((answer.chosen != market.keeping) | (answer.chosen < 0)).tolist():
@@ -268,7 +265,7 @@ def _reasons(
             if problem.claims.is_barred(at):
                 reasons[contender.job_id] = told
                 continue
-            by_share = share_reason(snapshot, market, problem.columns, answer, at)
+            by_share = shares.reason(at)
             reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
     for at, why in problem.claims.broken(snapshot).items():
         job_id = market.contenders[at].job_id

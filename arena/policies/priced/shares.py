@@ -226,9 +226,7 @@ def _told(tenancy: Tenancy, board: _Board, found: Shared, prices: tuple[LendingP
         supply.append(np.array([board.supply[at] - claims]))
         usage.append(np.where(np.isin(owner, kept_for), 0.0, board.columns.usage[:, at])[:, None])
         price.append(np.array([priced.prices[-1, at] - (0.0 if row.is_lasting else least[at])]))
-    market = replace(
-        found.market, rows=tuple(rows), supply=np.concatenate(supply), usage=np.column_stack(usage), claims=frozenset()
-    )
+    market = replace(found.market, rows=tuple(rows), supply=np.concatenate(supply), usage=np.column_stack(usage))
     answer = replace(found.answer, priced=replace(priced.as_priced(rooms), prices=np.concatenate(price)))
     columns = Columns(job=found.columns.job, value=found.columns.value, usage=market.usage)
     return Shared(market=market, columns=columns, answer=answer, seats=found.seats)
