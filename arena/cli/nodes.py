@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from arena.cli import words
@@ -50,12 +52,16 @@ def _row(node: NodeView) -> tuple[str, ...]:
 def _why(node: NodeView) -> str:
     causes = [escaped(node.state_cause)] if node.state_cause else []
     if node.drain is not None:
-        causes.append(f"drained by {escaped(node.drain.by)}: {escaped(node.drain.why)}" + _until(node.drain))
+        causes += _going(node.drain, node.state_cause)
     return "; ".join(causes) or words.NOTHING
 
 
-def _until(drain: Drain) -> str:
-    return "" if drain.until_s is None else f", empty by {words.time_text(drain.until_s)}"
+def _going(drain: Drain, said: str) -> Iterator[str]:
+    """Yield what is to be said of a drain beyond what the node's state says of it."""
+    if f"{drain.why} (by {drain.by})" not in said:
+        yield f"drained by {escaped(drain.by)}: {escaped(drain.why)}"
+    if drain.until_s is not None:
+        yield f"empty by {words.time_text(drain.until_s)}"
 
 
 def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
