@@ -22,6 +22,7 @@ pytestmark = pytest.mark.slow
 
 STEPS_BEFORE = 40
 """None of them saved by itself."""
+INTERVAL_STEPS = 20
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "seq_len": 32}
 
 
@@ -47,7 +48,7 @@ def endless(**fields: Any) -> JobSpec:
     """A job of one GPU that nobody's checkpoint saves but one that it is asked for."""
     defaults = {"gpus": {"count": 1}, "kind": "rigid", "stop": {"steps": 10_000_000}, "grace_s": 30.0}
     checkpoint = {"interval_steps": 10_000_000}
-    return train_spec("endless", model=MODEL, checkpoint=checkpoint, **{**defaults, **fields})
+    return train_spec("endless", model=MODEL, **{"checkpoint": checkpoint, **defaults, **fields})
 
 
 def notice_of(node: Node) -> Path:
@@ -130,6 +131,27 @@ def test_a_word_that_comes_too_late_is_no_fault_of_the_job(cluster: ProcessClust
     assert asked.data["cause"] == "node_reclaimed"
     job = cluster.client.job(job_id).job
     assert (job.restart_count, job.launch_failure_count) == (0, 0)
+    end(cluster, job_id)
+
+
+def test_a_save_that_is_not_over_in_time_leaves_the_one_before(cluster: ProcessCluster) -> None:
+    """A gate keeps the ranks from their checkpoint place until the node is empty."""
+    job_id, gate = cluster.submit_gated(
+        endless(checkpoint={"interval_steps": INTERVAL_STEPS}, retry={"restarts_max": 0})
+    )
+    attempt_id = f"{job_id}.1"
+    gate.let_pass_until(lambda: cluster.saved_step(attempt_id) >= INTERVAL_STEPS, "it has a checkpoint")
+    (name,) = cluster.entries(job_id, EntryKind.ATTEMPT_LAUNCHED)[0].data["nodes"]  # type: ignore[misc]
+    node, other = cluster.nodes[name], next(one for one in cluster.nodes.values() if one.node_id != name)
+    notice_of(node).write_text("2 the spot market has spoken")
+    ended = cluster.wait_entry(job_id, EntryKind.ATTEMPT_ENDED)
+    saved_step = cluster.saved_step(attempt_id)
+    gate.open()
+    assert ended.data["outcome"] == "killed"
+    assert goes_on(cluster, job_id, other) == saved_step >= INTERVAL_STEPS
+    job = cluster.client.job(job_id).job
+    assert job.progress.lost_steps <= 2 * INTERVAL_STEPS  # one is made while the one before is written
+    assert job.restart_count == 0
     end(cluster, job_id)
 
 
