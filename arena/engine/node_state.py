@@ -38,8 +38,8 @@ def settle_node(draft: Draft, node_id: NodeId) -> None:
 
 def _is_as_it_should_be(node: NodeRecord) -> bool:
     """Tell quickly of a node without trouble, which nearly all are, that nothing is to be done."""
-    has_facts = node.condemned or node.info.problem or node.leaving or node.quarantined_until_s is not None
-    if has_facts or node.state is not NodeState.READY or node.state_cause:
+    has_facts = node.condemned or node.info.problem or node.drain or node.notice
+    if has_facts or node.quarantined_until_s is not None or node.state is not NodeState.READY or node.state_cause:
         return False
     return OUT_OF_SIGHT not in [device.dirty for device in node.info.devices]
 

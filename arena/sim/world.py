@@ -216,10 +216,15 @@ class SimWorld:
         self._end(run, at_s + self.costs.exit_s, EndKind.FINISHED)
 
     def _stop(self, command: StopAttempt) -> None:
-        run = self._runs.get(command.attempt_id)
-        if run is None or run.saving_since_s is not None:
+        run, now_s = self._runs.get(command.attempt_id), self.kernel.now_s
+        if run is None:
             return
-        now_s = self.kernel.now_s
+        if run.saving_since_s is not None:
+            if command.mode == "kill" and now_s < run.saving_since_s + self._saving_s(run):
+                self._forget(run)
+                self._keep_saved(run, now_s)
+                self._end(run, now_s + self.costs.exit_s, EndKind.KILLED)
+            return
         self._forget(run)
         if command.mode == "kill":
             self._durable[run.attempt.job_id] = self._saved_step(run, now_s)

@@ -117,7 +117,8 @@ def test_a_save_that_hangs_is_killed_also_when_the_word_is_withdrawn() -> None:
     sim.at(60.0, notice(60.0))
     sim.at(80.0, notice(None))
     sim.run(until_s=105.0)
-    assert stops(sim)[:2] == [(60.0, "save", 60.0), (100.0, "kill", 0.0)]
+    assert stops(sim) == [(60.0, "save", 60.0), (100.0, "kill", 0.0)]
+    assert (job_of(sim).state, job_of(sim).epoch) == (JobState.RUNNING, 2)
 
 
 def test_what_is_not_saved_in_time_costs_its_steps_and_no_budget() -> None:
@@ -218,6 +219,7 @@ def test_at_the_end_of_an_admins_time_what_does_not_save_is_killed() -> None:
     sim.at(60.0, NodeDrainChanged(node_id=N1, drain=True, by="root", why="fire", within_s=0.5))
     sim.run(until_s=65.0)
     assert stops(sim) == [(60.0, "save", 0.5), (60.5, "kill", 0.0)]
+    assert (nodes_of(sim), job_of(sim).progress.durable_step, job_of(sim).restart_count) == (("n2",), 0, 0)
 
 
 def test_what_has_made_no_step_is_stopped_at_once() -> None:
