@@ -86,7 +86,9 @@ def _exit_code(job: JobView, state: JobState | None) -> int:
 
 
 def _sentence(job: JobView) -> str:
-    said = job.error or job.result
-    loss = words.number_text(job.progress.loss, ".4f")
+    said, progress = job.error or job.result, job.progress
     tail = f": {escaped(said)}" if said else ""
-    return f"{quoted(job.job_id)} {job.state.value} at step {words.step_text(job)}, loss {loss}{tail}"
+    where = ""
+    if progress.step or progress.loss is not None or job.step_limit is not None:  # a program of one's own tells of none
+        where = f" at step {words.step_text(job)}, loss {words.number_text(progress.loss, '.4f')}"
+    return f"{quoted(job.job_id)} {job.state.value}{where}{tail}"

@@ -16,7 +16,7 @@ from arena.domain.records import JobState, Wish
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
 from arena.rpc.views import DecisionView, TenantShare, job_view
-from tests.builders import job_record, train_spec
+from tests.builders import command_spec, job_record, train_spec
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena, Done
 from tests.fakes.scheduler_server import FakeScheduler
@@ -188,3 +188,8 @@ def test_prices_of_shares_have_a_legend_of_their_own(arena: Arena, fake: FakeSch
     told = arena("decisions").out
     assert "prices: any for good beside speech, vision = 0.109; cpu/default = 0.5\n" in told
     assert '"for good": what it costs' in told
+
+
+def test_the_end_of_a_program_that_tells_of_no_steps_is_told_without_any(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("c-1", command_spec("mine"), state=JobState.SUCCEEDED, result="finished"))
+    assert arena("wait", "c-1").out == "c-1 succeeded: finished\n"
