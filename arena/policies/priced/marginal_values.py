@@ -16,7 +16,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from arena.domain.replacing import quickly_made
+from arena.policies.priced.columns import Floats, Ints
 
 Curve = tuple[tuple[float, float], ...]
 """Corners (share of the machine, steps per second) of a concave speed-up, without the origin, shares ascending."""
@@ -65,7 +68,50 @@ def _rises(first: tuple[float, float], middle: tuple[float, float], last: tuple[
     return (last[1] - middle[1]) * (middle[0] - first[0]) >= (middle[1] - first[1]) * (last[0] - middle[0])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Crew:
+    """Jobs as the recursion sees them, in arrays.
+
+    Args:
+        weight: As of a ``Worker``; shape (jobs,).
+        remaining_steps: The same.
+        curves: The speed-ups that there are.
+        which: Of each job, the number of its own among these.
+    """
+
+    weight: Floats
+    remaining_steps: Floats
+    curves: Sequence[Curve]
+    which: Ints
+
+    @classmethod
+    def of(cls, workers: Sequence[Worker]) -> Crew:
+        """Return jobs in arrays."""
+        curves = {id(worker.curve): worker.curve for worker in workers}
+        number = {key: at for at, key in enumerate(curves)}
+        return cls(
+            weight=np.array([worker.weight for worker in workers], dtype=np.float64),
+            remaining_steps=np.array([worker.remaining_steps for worker in workers], dtype=np.float64),
+            curves=list(curves.values()),
+            which=np.array([number[id(worker.curve)] for worker in workers], dtype=np.intp),
+        )
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The jobs one by one."""
+        numbers = zip(self.weight.tolist(), self.remaining_steps.tolist(), self.which.tolist(), strict=True)
+        return [
+            Worker(weight=weight, remaining_steps=steps, curve=self.curves[which]) for weight, steps, which in numbers
+        ]
+
+
 def marginal_values(workers: Sequence[Worker], outlook: float = 0.0) -> tuple[list[float], float]:
+    """Return the same as ``values_of`` of jobs one by one."""
+    values, price = values_of(Crew.of(workers), outlook)
+    return values.tolist(), price
+
+
+def values_of(crew: Crew, outlook: float = 0.0) -> tuple[Floats, float]:
     """Return the value of a step of each job, in seconds of weighted flow time, and that of the whole machine.
 
     The order of ends is that of the time each would take at a price of the machine; a first round is made at the price
@@ -76,39 +122,61 @@ def marginal_values(workers: Sequence[Worker], outlook: float = 0.0) -> tuple[li
         outlook: What the machine will be worth when the last of these jobs ends, because others will have come, as a
             share of what it is worth now; 0 if nobody comes any more. It raises what large jobs are worth.
     """
-    curves = {id(worker.curve): worker.curve for worker in workers}
-    rises = {key: _rises_of(curve, 1) for key, curve in curves.items()}
-    order = _order(workers, sum(worker.weight for worker in workers))
-    stands_for = -(-len(workers) // SAMPLE_MAX)
-    sample = [workers[at] for at in order[::stands_for]]
-    larger = rises if stands_for == 1 else {key: _rises_of(curve, stands_for) for key, curve in curves.items()}
-    _, price = _recursion([(worker.weight * stands_for, larger[id(worker.curve)]) for worker in sample])
-    order = _order(workers, price)
-    found, price = _recursion([(workers[at].weight, rises[id(workers[at].curve)]) for at in order], outlook * price)
-    values = [0.0] * len(workers)
-    for at, value in zip(order, found, strict=True):
-        values[at] = value
+    offers, count = _Offers.of(crew), len(crew.which)
+    order = offers.order(float(np.cumsum(crew.weight)[-1]))
+    stands_for = -(-count // SAMPLE_MAX)
+    _, price = _recursion(_jobs(crew, order[::stands_for], stands_for))
+    order = offers.order(price)
+    found, price = _recursion(_jobs(crew, order, 1), outlook * price)
+    values = np.empty(count)
+    values[order] = found
     return values, price
 
 
-def _order(workers: Sequence[Worker], price: float) -> list[int]:
-    """Return who ends after whom, the last first."""
-    sizes = _sizes(workers, price)
-    return sorted(range(len(workers)), key=lambda at: (-sizes[at], at))
+def _jobs(crew: Crew, order: Ints, count: int) -> list[tuple[float, tuple[_Rise, ...]]]:
+    """Return weight and steps of some jobs, each of them as so many."""
+    which = crew.which[order].tolist()
+    rises = {at: _rises_of(crew.curves[at], count) for at in set(which)}
+    return [(weight * count, rises[at]) for weight, at in zip(crew.weight[order].tolist(), which, strict=True)]
 
 
-def _sizes(workers: Sequence[Worker], price: float) -> list[float]:
-    """Return the least cost of each job's remaining work, time and machine, by unit of weight."""
-    costs: dict[tuple[int, float], float] = {}
-    sizes = []
-    for worker in workers:
-        weight = worker.weight
-        key = (id(worker.curve), weight)
-        cost = costs.get(key)
-        if cost is None:
-            cost = costs[key] = min([(weight + price * share) / speed for share, speed in worker.curve]) / weight
-        sizes.append(worker.remaining_steps * cost)
-    return sizes
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Offers:
+    """What a unit of remaining work costs, for jobs that have weight and curve in common.
+
+    Args:
+        weight: Of each of these kinds; shape (kinds, 1).
+        share: Of the corners, 0 where there are fewer; shape (kinds, corners).
+        speed: The same, nan.
+        kind: Of each job; shape (jobs,).
+    """
+
+    weight: Floats
+    share: Floats
+    speed: Floats
+    kind: Ints
+    remaining_steps: Floats
+
+    @classmethod
+    def of(cls, crew: Crew) -> _Offers:
+        """Return those of some jobs."""
+        weights, rank = np.unique(crew.weight, return_inverse=True)
+        kinds, kind = np.unique(crew.which * len(weights) + rank, return_inverse=True)
+        curves = [crew.curves[at] for at in (kinds // len(weights)).tolist()]
+        corners = max(map(len, curves))
+        share, speed = np.zeros((len(curves), corners)), np.full((len(curves), corners), np.nan)
+        for at, curve in enumerate(curves):
+            share[at, : len(curve)], speed[at, : len(curve)] = zip(*curve, strict=True)
+        weight = weights[kinds % len(weights)][:, None]
+        return cls(weight=weight, share=share, speed=speed, kind=kind, remaining_steps=crew.remaining_steps)
+
+    def order(self, price: float) -> Ints:
+        """Return who ends after whom at a price of the machine, the last first.
+
+        By the least cost of each job's remaining work, time and machine, by unit of weight.
+        """
+        costs = np.nanmin((self.weight + price * self.share) / self.speed, axis=1) / self.weight[:, 0]
+        return np.argsort(-(self.remaining_steps * costs[self.kind]), kind="stable")
 
 
 _Rise = tuple[float, float, float, float]

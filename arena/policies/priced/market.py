@@ -428,11 +428,12 @@ def rested_at_s(snapshot: Snapshot) -> float | None:
 
 def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
     """Return the same of some of the jobs that have something."""
-    instants: list[float] = []
-    for job in running:
-        launched_at_s = job.launched_at_s
-        if len(launched_at_s) >= MOVES_MAX and job.spec.preemptible and _recent_moves(job, now_s) >= MOVES_MAX:
-            instants.append(launched_at_s[-MOVES_MAX] + MOVES_S + 1.0)  # not a rounding error too early
+    often = [job for job in running if len(job.launched_at_s) >= MOVES_MAX and job.spec.preemptible]
+    instants = [
+        job.launched_at_s[-MOVES_MAX] + MOVES_S + 1.0  # not a rounding error too early
+        for job in often
+        if _recent_moves(job, now_s) >= MOVES_MAX
+    ]
     return min(instants, default=None)
 
 

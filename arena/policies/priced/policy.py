@@ -8,7 +8,7 @@ column, a cell of its grid; the value of a column is how fast it lowers the esti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,8 +27,8 @@ from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
-from arena.policies.priced.marginal_values import Curve, Worker, concave, marginal_values
-from arena.policies.priced.market import Contender, Market, Tables, market_of, rested_at_s
+from arena.policies.priced.marginal_values import Crew, Curve, concave, values_of
+from arena.policies.priced.market import Market, Tables, market_of, rested_at_s
 from arena.policies.priced.promising import no_cell, with_cause
 from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.roster import steps_in_time, work_made
@@ -160,11 +160,11 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     shares = market.usage @ power / machine
     remaining = _remaining(snapshot, market)
     useful = useful_speeds(market, remaining, snapshot.restart_s, changes)
-    workers = _workers(snapshot, market, shares, remaining, useful)
+    crew = _crew(snapshot, market, shares, remaining, useful)
     if changes.fairness > 0.0:
-        workers = fairer(snapshot, market, workers, shares, changes)
-    values, price = marginal_values(workers, changes.outlook)
-    value = column_values(market, np.array(values), useful, snapshot.restart_s, changes)
+        crew = Crew.of(fairer(snapshot, market, crew.workers, shares, changes))
+    values, price = values_of(crew, changes.outlook)
+    value = column_values(market, values, useful, snapshot.restart_s, changes)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
         columns=Columns(job=market.job, value=claims.value, usage=claims.market.usage),
@@ -197,33 +197,29 @@ def _remaining(snapshot: Snapshot, market: Market) -> Floats:
     return lengths.effective_remaining(snapshot.history, least, work_made(facts, snapshot.now_s))
 
 
-def _workers(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats, useful: Floats) -> list[Worker]:
-    weight = weights(market).tolist()
+def _crew(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats, useful: Floats) -> Crew:
+    """Return the jobs with what each can do: where its changes count, those included."""
     kept = np.where(market.keeping >= 0, market.speed[market.keeping], np.inf)
-    ends_soon = (remaining / kept < SOON_RESTARTS * snapshot.restart_s).tolist()
-    bounds = [*firsts(market.job).tolist(), len(market.job)]
-    steps, first_speed = remaining.tolist(), market.speed[bounds[:-1]].tolist()
-    curves: dict[tuple[int, float], Curve] = {}
-    workers = []
-    for at, contender in enumerate(market.contenders):
-        part, curve = slice(bounds[at], bounds[at + 1]), None
-        if contender.holding is None or ends_soon[at]:
-            curve = concave(zip(shares[part].tolist(), useful[part].tolist(), strict=True))
-        elif contender.is_shapeable:
-            key = (id(contender.table), first_speed[at])  # jobs of one grid differ in their measured pace
-            if key not in curves:
-                curves[key] = _grid_curve(contender, shares[part], market.speed[part])
-            curve = curves[key]
-        # Else all that it can do is to keep what it has.
-        curve = curve or concave(zip(shares[part].tolist(), market.speed[part].tolist(), strict=True))
-        workers.append(Worker(weight=weight[at], remaining_steps=steps[at], curve=curve))
-    return workers
-
-
-def _grid_curve(contender: Contender, shares: Floats, speeds: Floats) -> Curve:
-    """Return what a job of a grid can do at its pace, whatever it has."""
-    size = len(contender.table.speed)
-    return concave(zip(shares[:size].tolist(), speeds[:size].tolist(), strict=True))
+    counts = (market.keeping < 0) | (remaining / kept < SOON_RESTARTS * snapshot.restart_s)
+    starts = firsts(market.job)
+    sizes = np.diff(np.r_[starts, len(market.job)])
+    speeds = np.where(counts[market.job], useful, market.speed)
+    keys: list[Hashable] = [*zip(shares[starts].tolist(), speeds[starts].tolist(), strict=True)]
+    ends = starts + sizes
+    for at in np.flatnonzero(sizes > 1).tolist():
+        table = market.contenders[at].table
+        if not counts[at]:  # what it can do on its grid, whatever it has; jobs of one grid differ in measured pace
+            ends[at] = starts[at] + len(table.speed)
+        keys[at] = at if counts[at] else (id(table), keys[at])
+    curves, number = list[Curve](), dict[Hashable, int]()
+    which = np.empty(len(keys), dtype=np.intp)
+    for at, key in enumerate(keys):
+        if key not in number:
+            number[key] = len(curves)
+            part = slice(int(starts[at]), int(ends[at]))
+            curves.append(concave(zip(shares[part].tolist(), speeds[part].tolist(), strict=True)))
+        which[at] = number[key]
+    return Crew(weight=weights(market), remaining_steps=remaining, curves=curves, which=which)
 
 
 def _incumbents(market: Market, columns: Columns) -> tuple[Ints, ...]:

@@ -7,10 +7,13 @@ cluster of scripts that is not full, and takes a hundredth of the time of one th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.reason import Reason
+from arena.domain.records import JobRecord
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
 from arena.policies.priced.market import Market, Tables, rested_among_s, waiting_market
@@ -29,9 +32,9 @@ def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision
     """
     running = [snapshot.jobs[job_id] for job_id in snapshot.holding]
     waiting = [snapshot.jobs[job_id] for job_id in snapshot.waiting]
-    if any(_is_shapeable(job.spec) or _has_claims(snapshot, job.spec) for job in running):
+    if any(_is_shapeable(spec) or _has_claims(snapshot, spec) for spec in _specs(running)):
         return None
-    if any(_has_claims(snapshot, job.spec) or (snapshot.tenants and not job.spec.preemptible) for job in waiting):
+    if any(_has_claims(snapshot, spec) or (snapshot.tenants and not spec.preemptible) for spec in _specs(waiting)):
         return None
     market = waiting_market(snapshot, tables)
     since_s = [waiting_since_s(snapshot, one.job_id) for one in market.contenders]
@@ -50,6 +53,11 @@ def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision
         look_again_at_s=min([*late_s, *([] if rested_s is None else [rested_s])], default=None),
         numbers={"gap": 0.0, **{f"price {row}": 0.0 for row in market.rows}},
     )
+
+
+def _specs(jobs: Sequence[JobRecord]) -> Iterable[JobSpec]:
+    """Return what jobs are, those with one specification once."""
+    return {id(job.spec): job.spec for job in jobs}.values()
 
 
 def _has_claims(snapshot: Snapshot, spec: JobSpec) -> bool:
