@@ -37,6 +37,7 @@ class ReasonCode(StrEnum):
     NODE_DRAINING = "node_draining"
     NODE_EMPTIED = "node_emptied"
     NODE_RECLAIMED = "node_reclaimed"
+    NODE_LEFT = "node_left"
     WORKER_FAILED = "worker_failed"
     RAN_OUT_OF_MEMORY = "ran_out_of_memory"
     LAUNCH_FAILED = "launch_failed"
@@ -106,6 +107,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NODE_DRAINING: "node {node} is draining: {why}",
     ReasonCode.NODE_EMPTIED: "node {node} is to be empty in {left_s:.0f} s: {why} (by {by})",
     ReasonCode.NODE_RECLAIMED: "node {node} is reclaimed in {left_s:.0f} s: {why}",
+    ReasonCode.NODE_LEFT: "it had to leave node {node}: {why} (by {by})",
     ReasonCode.WORKER_FAILED: "{error}",
     ReasonCode.RAN_OUT_OF_MEMORY: "{plan} is not tried again, it ran out of memory: {error}",
     ReasonCode.LAUNCH_FAILED: "launch failed on node {node}: {error} (tried {tries:.0f} of {tries_max:.0f})",

@@ -121,7 +121,8 @@ def reasons_of(state: ClusterState, job: JobRecord) -> tuple[tuple[Reason, ...],
     found = state.reasons.get(job.job_id)
     if found is None:
         found = (state.rest,) if state.rest is not None else job.reasons
-    return found, state.decided_at_s
+    left = tuple(one for one in job.reasons if one.code is ReasonCode.NODE_LEFT and one not in found)
+    return found + left, state.decided_at_s
 
 
 def _waits_for_devices(state: ClusterState, job: JobRecord) -> Reason:

@@ -159,7 +159,10 @@ def test_without_another_node_it_waits_says_why_and_goes_on_when_the_word_is_wit
     sim.run(until_s=70.0)
     job = job_of(sim)
     assert (job.state, sim.engine.state.nodes[N1].state.value) == (JobState.QUEUED, "drained")
-    assert str(job.reasons[0]) == "needs 2 cpu GPUs, 0 of 2 free"
+    assert [str(one) for one in job.reasons] == [
+        "needs 2 cpu GPUs, 0 of 2 free",
+        "it had to leave node n1: the lender's word (by its lender)",
+    ]
     assert job_of(sim, JobId("b")).state is JobState.QUEUED
     sim.at(80.0, notice(None))
     sim.run(until_s=85.0)
