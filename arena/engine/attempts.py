@@ -220,15 +220,10 @@ def _grace_s(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> float:
     """Return how long an attempt has from now on to save and exit: where its node goes, for as long as it is there."""
     if attempt.stop_mode == "kill":
         return 0.0
-    until_s = empty_at_s(draft, attempt)
+    instants = [draft.state.nodes[name].empty_at_s for name in attempt.allocation.node_ids]
+    until_s = min((at_s for at_s in instants if at_s is not None), default=None)
     left_s = job.spec.grace_s if until_s is None else max(until_s - draft.now_s, 0.0)
     return left_s if attempt.has_till_its_node_goes else min(job.spec.grace_s, left_s)
-
-
-def empty_at_s(draft: Draft, attempt: AttemptRecord) -> float | None:
-    """Return when the first of an attempt's nodes is to be empty, None where none is."""
-    instants = [draft.state.nodes[node_id].empty_at_s for node_id in attempt.allocation.node_ids]
-    return min((at_s for at_s in instants if at_s is not None), default=None)
 
 
 def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None:

@@ -12,7 +12,7 @@ from arena.domain.launch import NodeId
 from arena.domain.reason import Reason
 from arena.domain.records import AttemptRecord, AttemptState, EntryKind, JobRecord, JobState, NodeRecord
 from arena.domain.replacing import replace
-from arena.engine.attempts import empty_at_s, stop_attempt
+from arena.engine.attempts import stop_attempt
 from arena.engine.draft import Draft
 from arena.engine.node_state import attempts_on, cause_of
 
@@ -30,30 +30,50 @@ def set_out(draft: Draft, node_id: NodeId) -> None:
 
 def look_at(draft: Draft, attempt: AttemptRecord) -> None:
     """Have an attempt leave if it is time, else note when it will be."""
-    job, until_s = draft.state.jobs[attempt.job_id], empty_at_s(draft, attempt)
-    at_s = None if until_s is None else _leave_at_s(draft, attempt, job, until_s)
-    if until_s is not None and at_s is not None and draft.now_s >= at_s:
-        _leave(draft, attempt, job, until_s)
+    node = _first_to_go(draft, attempt)
+    at_s = None if node is None else _leave_at_s(draft, attempt, node)
+    if node is not None and at_s is not None and draft.now_s >= at_s:
+        _leave(draft, attempt, node)
     elif at_s != attempt.leave_at_s:
         draft.put_attempt(replace(attempt, leave_at_s=at_s))
 
 
-def _leave_at_s(draft: Draft, attempt: AttemptRecord, job: JobRecord, until_s: float) -> float | None:
-    """Return when an attempt leaves a node that is to be empty at ``until_s``.
+def _first_to_go(draft: Draft, attempt: AttemptRecord) -> NodeRecord | None:
+    """Return the first of an attempt's nodes that is to be empty, None where none is."""
+    nodes = [draft.state.nodes[node_id] for node_id in attempt.allocation.node_ids]
+    return min((node for node in nodes if node.empty_at_s is not None), key=_by_time, default=None)
 
-    Early, so that it is saved and starts elsewhere in time. One that may not be stopped, or that will have ended by
-    itself, is left for as long as it can still be saved, since the word may be withdrawn. A program that keeps no
-    checkpoints loses all it did: it is only told shortly before. What is about to end anyway has until the last moment,
-    and what is being killed cannot be made to leave sooner.
+
+def _by_time(node: NodeRecord) -> tuple[float, NodeId]:
+    return _span_s(node)[1], node.node_id
+
+
+def _span_s(node: NodeRecord) -> tuple[float, float]:
+    """Return when it was said that a node is to be empty, and when it is to be."""
+    leaving = node.leaving
+    assert leaving is not None
+    assert leaving.until_s is not None
+    return leaving.at_s, leaving.until_s
+
+
+def _leave_at_s(draft: Draft, attempt: AttemptRecord, node: NodeRecord) -> float | None:
+    """Return when an attempt leaves a node that is to be empty.
+
+    Early, so that it is saved and starts elsewhere in time. One that will have ended by itself, with half of the time
+    to spare or two graces, or that may not be stopped, is left for as long as it can still be saved: the word may be
+    withdrawn. A program that keeps no checkpoints loses all it did: it is only told shortly before. What is about to
+    end anyway has until the last moment, and what is being killed cannot be made to leave sooner.
     """
+    job, (said_at_s, until_s) = draft.state.jobs[attempt.job_id], _span_s(node)
     if attempt.state in _ENDS_ITSELF:
         return until_s if attempt.stop_mode != "kill" else None
-    spare_s = until_s - GRACES_TO_SPARE * job.spec.grace_s
     if not job.spec.keeps_checkpoints:
         return until_s - job.spec.grace_s
-    if not job.spec.preemptible or own_end_at_s(attempt, job) <= spare_s:
-        return spare_s
-    return min(until_s - draft.config.leave_ahead_s, spare_s)
+    graces_s = GRACES_TO_SPARE * job.spec.grace_s
+    half_s = until_s - min(graces_s, (until_s - said_at_s) / 2)
+    if own_end_at_s(attempt, job) <= half_s:
+        return half_s
+    return until_s - (max(draft.config.leave_ahead_s, graces_s) if job.spec.preemptible else graces_s)
 
 
 def own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
@@ -66,9 +86,9 @@ def own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
     return progress.reported_at_s + max(steps - progress.step, 0) * progress.step_time_s
 
 
-def _leave(draft: Draft, attempt: AttemptRecord, job: JobRecord, until_s: float) -> None:
+def _leave(draft: Draft, attempt: AttemptRecord, node: NodeRecord) -> None:
     """Have an attempt save and stop, or stop at once where there is nothing to save, or no time."""
-    cause = _cause(draft, attempt)
+    job, cause, (_, until_s) = draft.state.jobs[attempt.job_id], cause_of(node, draft.now_s), _span_s(node)
     if job.state in {JobState.STARTING, JobState.RUNNING}:
         _record_preempted(draft, job, cause)
     is_kill = attempt.first_step_at_s is None or draft.now_s >= until_s
@@ -86,14 +106,3 @@ def _record_preempted(draft: Draft, job: JobRecord, cause: Reason) -> None:
         preemption_count=count,
         by=cause.names.get("by"),
     )
-
-
-def _cause(draft: Draft, attempt: AttemptRecord) -> Reason:
-    """Return why an attempt is to leave: for the first of its nodes that is to be empty."""
-    nodes = [draft.state.nodes[node_id] for node_id in attempt.allocation.node_ids]
-    node = min((node for node in nodes if node.empty_at_s is not None), key=_empty_at)
-    return cause_of(node, draft.now_s)
-
-
-def _empty_at(node: NodeRecord) -> tuple[float, NodeId]:
-    return node.empty_at_s or 0.0, node.node_id

@@ -188,6 +188,8 @@ def test_right_after_its_stop_it_waits_because_its_node_is_reclaimed() -> None:
         ({"preemptible": False}, 160.0 - 60.0),
         ({"preemptible": False, "grace_s": 10.0}, 160.0 - 20.0),
         ({"stop": {"steps": 160}}, None),  # ends at 96 s
+        ({"stop": {"steps": 160}, "grace_s": 1000.0}, None),
+        ({"stop": {"steps": 190}, "grace_s": 1000.0}, 60.0),  # would end at 113 s, in the second half
         ({"stop": {"steps": 190}}, 60.0),  # would end at 113 s, within two graces of the end
     ],
 )
