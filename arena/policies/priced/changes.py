@@ -11,9 +11,13 @@ from arena.errors import SpecError
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market
 
-USUAL_RESTARTS = 10.0
+USUAL_RESTARTS = 50.0
 USUAL_S = 600.0
-"""How long a change usually lasts: so many restarts, but no longer than this."""
+"""How long a change usually lasts: so many restarts, but no longer than this.
+
+It is no shorter where restarts are cheap, but for the least of them: a restart that is a tenth of what a change lasts,
+however short both are, would keep jobs from following the optimum where following costs next to nothing.
+"""
 
 WEIGHT_MAX = 1e6
 """Bound of the weights: beyond it values no longer differ by anything else, and in the end they overflow."""
@@ -31,7 +35,7 @@ class ChangeRules:
     that, so shrinking and suspending are weighed heavier than growing.
 
     Args:
-        horizon_s: Time that a change is expected to last; None means ten restarts, ten minutes at
+        horizon_s: Time that a change is expected to last; None means fifty restarts, ten minutes at
             most.
         grow: Weight of a restart of a job that gets more GPUs.
         shrink: The same of one that gets fewer.
@@ -39,7 +43,7 @@ class ChangeRules:
         suspend: Weight of the restart that a suspended job will need.
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
         outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price.
-        wait_max_s: After so long a waiting job comes before all others (see ``urgency``).
+        wait_max_s: After so long and its own run a waiting job comes before all others (see ``urgency``).
         fairness: How much more the time of those counts who get least of their share (see ``fairness``); 0 not at all.
     """
 

@@ -95,6 +95,7 @@ class Table:
         speed: Steps per second; shape (columns,).
         usage: What it takes of each row; shape (columns, rows).
         power: What a GPU of each row does in groups of its pool alone, against that of the best row; shape (rows,).
+        fastest: The most steps per second.
     """
 
     grid: Grid
@@ -104,6 +105,7 @@ class Table:
     usage: Floats
     gpu_count: Floats
     power: Floats
+    fastest: float
 
 
 @quickly_made
@@ -284,6 +286,7 @@ def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
         usage=usage_of,
         gpu_count=gpu_count,
         power=_best_by_pool(usage_of, speed, gpu_count),
+        fastest=float(speed.max(initial=0.0)),
     )
 
 

@@ -19,7 +19,7 @@ from arena.policies.choose import PLANNING, choice_of
 from arena.policies.priced.market import Market, Tables, rested_among_s, waiting_market
 from arena.policies.priced.promising import no_cell
 from arena.policies.priced.seating import Seats, seated
-from arena.policies.priced.urgency import waiting_since_s
+from arena.policies.priced.urgency import late_at_s
 
 
 def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision | None:
@@ -28,7 +28,7 @@ def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision
     Its numbers leave out what all is worth, which nobody asked for; the gap is 0 whatever that is.
 
     Args:
-        wait_max_s: After so long who waits comes before all others.
+        wait_max_s: See ``urgency``: who has waited too long comes before all others.
     """
     running = [snapshot.jobs[job_id] for job_id in snapshot.holding]
     waiting = [snapshot.jobs[job_id] for job_id in snapshot.waiting]
@@ -37,9 +37,8 @@ def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision
     if any(_has_claims(snapshot, spec) or (snapshot.tenants and not spec.preemptible) for spec in _specs(waiting)):
         return None
     market = waiting_market(snapshot, tables)
-    since_s = [waiting_since_s(snapshot, one.job_id) for one in market.contenders]
-    late_s = [at_s + wait_max_s for at_s in since_s]
-    if any(snapshot.now_s - at_s >= wait_max_s for at_s in since_s) or any(at_s <= snapshot.now_s for at_s in late_s):
+    late_s = late_at_s(snapshot, market, wait_max_s).values()
+    if any(at_s <= snapshot.now_s for at_s in late_s):
         return None
     seats = _all_seated(snapshot, market)
     if seats is None:

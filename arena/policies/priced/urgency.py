@@ -1,15 +1,19 @@
 """What makes a job count for more: its priority, and having waited too long. Pure: no I/O, no clock.
 
-*Bound.* Of the jobs that have waited for ``wait_max_s`` or longer, the one that has waited longest is worth more than
-all others together, so it gets GPUs in the next decision (which is asked for when that time comes: ``next_look_s``) if
-those of the jobs that may be stopped suffice. Where they do not, or not together, nodes are kept for it (see
-``reservations``): those where what may not be stopped ends first. What starts there meanwhile is gone by then or can be
-stopped. So it starts within ``wait_max_s``, plus what those that may not be stopped have left to run on the nodes that
-are free of them first, plus a start (what has only just been started cannot be stopped before it runs) and the time it
-takes to stop: less than ``wait_max_s`` + the longest run of a job that may not be stopped + a start + a stop. With k
-overdue jobs before it, it is within k times what is added to ``wait_max_s``, and their quanta: a job that waited so
-long is not suspended again for ``wait_max_s / 8``. Where the lengths of those that may not be stopped are declared too
-small, the start of the reservation moves by as much.
+*Bound.* A waiting job is late when it has waited for ``wait_max_s`` and as long again as it would take on its fastest
+group for the steps that it says it has left, six times ``wait_max_s`` at most. The longer a job, the less a wait is
+to it: with one limit for all, jobs of days would take turns of hours on a cluster that is asked for too much, and all
+of them would end later. Of the late jobs the one that was late first is worth more than all others together, so it
+gets GPUs in the next decision (which is asked for when that time comes: ``next_look_s``) if those of the jobs that
+may be stopped suffice. Where they do not, or not together, nodes are kept for it (see ``reservations``): those where
+what may not be stopped ends first. What starts there meanwhile is gone by then or can be stopped. So it starts within
+its limit, plus what those that may not be stopped have left to run on the nodes that are free of them first, plus a
+start (what has only just been started cannot be stopped before it runs) and the time it takes to stop: less than
+``wait_max_s`` + its own fastest run + the longest run of a job that may not be stopped + a start + a stop. With k
+late jobs before it, it is within k times what is added to the limit, and their quanta: a job that was submitted
+``wait_max_s`` ago or earlier is not suspended for ``wait_max_s / 8``. Where the lengths of those that may not be
+stopped are declared too small, the start of the reservation moves by as much. A job that tells no steps has
+``wait_max_s`` alone.
 
 A job that can start on no nodes that are known to become free, because what may not be stopped there has no end that
 anybody knows, holds up nobody: the next one that has waited too long comes first, and it keeps its nodes meanwhile.
@@ -24,13 +28,15 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.job import JobId
 from arena.policies.base import Snapshot
 from arena.policies.priced.columns import Floats, firsts
-from arena.policies.priced.market import Market
+from arena.policies.priced.market import Contender, Market
 
 QUANTUM_SHARE = 1 / 8
 PRIORITY_MAX = 30
+
+OWN_RUN_WAITS_MAX = 6
+"""A job's own run makes its limit longer by so many ``wait_max_s`` at most, however long it says it is."""
 
 
 def weights(market: Market) -> Floats:
@@ -58,23 +64,33 @@ def types_kept_free(market: Market, first: int | None) -> frozenset[str]:
 
 def next_look_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> float | None:
     """Return when the next waiting job will have waited too long, None where nothing waits that has not."""
-    waiting = np.flatnonzero(market.keeping < 0).tolist()
-    instants = [waiting_since_s(snapshot, market.contenders[at].job_id) + wait_max_s for at in waiting]
-    return min((at_s for at_s in instants if at_s > snapshot.now_s), default=None)
+    late_s = late_at_s(snapshot, market, wait_max_s).values()
+    return min((at_s for at_s in late_s if at_s > snapshot.now_s), default=None)
 
 
 def overdue(snapshot: Snapshot, market: Market, wait_max_s: float, barred: Collection[int] = ()) -> list[int]:
-    """Return the waiting contenders that have waited too long, the longest wait first.
+    """Return the waiting contenders that have waited too long, the first that had first.
 
     Args:
         barred: Contenders that can be given nothing, whatever the others have.
     """
-    waits = sorted(
-        (waiting_since_s(snapshot, market.contenders[at].job_id), at)
-        for at in np.flatnonzero(market.keeping < 0).tolist()
-        if at not in barred
-    )
-    return [at for since_s, at in waits if snapshot.now_s - since_s >= wait_max_s]
+    late = late_at_s(snapshot, market, wait_max_s).items()
+    return [
+        at for _, at in sorted((late_s, at) for at, late_s in late if late_s <= snapshot.now_s and at not in barred)
+    ]
+
+
+def late_at_s(snapshot: Snapshot, market: Market, wait_max_s: float) -> dict[int, float]:
+    """Return when each waiting contender has waited too long, by contender."""
+    waiting = np.flatnonzero(market.keeping < 0).tolist()
+    return {at: _late_at_s(snapshot, market.contenders[at], wait_max_s) for at in waiting}
+
+
+def _late_at_s(snapshot: Snapshot, contender: Contender, wait_max_s: float) -> float:
+    job = snapshot.jobs[contender.job_id]
+    since_s = job.submitted_at_s if job.predecessor is None else job.predecessor.ended_at_s
+    steps = max((job.spec.step_limit or 0) - job.progress.step, 0)
+    return since_s + wait_max_s + min(steps / contender.table.fastest, OWN_RUN_WAITS_MAX * wait_max_s)
 
 
 def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray[np.bool_]:
@@ -82,9 +98,3 @@ def _protected(snapshot: Snapshot, market: Market, wait_max_s: float) -> NDArray
     facts, now_s = market.facts, snapshot.now_s
     is_new = now_s - facts["since_s"] < QUANTUM_SHARE * wait_max_s  # of one that has nothing it is not
     return np.asarray(is_new & (now_s - facts["submitted_at_s"] >= wait_max_s))
-
-
-def waiting_since_s(snapshot: Snapshot, job_id: JobId) -> float:
-    """Return when a waiting job last had GPUs, else when it was submitted."""
-    job = snapshot.jobs[job_id]
-    return job.submitted_at_s if job.predecessor is None else job.predecessor.ended_at_s
