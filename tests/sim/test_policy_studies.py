@@ -119,6 +119,16 @@ def test_no_policy_beats_the_closed_form(is_one_node: bool) -> None:
     assert 1.0 <= flow_s / optimum_s(one, grids) < 1.2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("exponent", [0.5, 0.7, 0.9])
+def test_the_default_policy_is_within_a_hundredth_of_the_closed_form(exponent: float) -> None:
+    grids = PowerGrids(exponent=exponent, gpu_count=1000)
+    one = case_of(batch(12, 2), grids, grids.shape(), setting=Setting(restart_s=0.0), seed=2)
+    study = studied([one], ["arena"], keeping=Keeping(), process_count=1)
+    [flow_s] = study.values("arena", "whole", "avg_jct_s")
+    assert flow_s / optimum_s(one, grids) < 1.01
+
+
 @dataclass(frozen=True)
 class OptimalShares:
     """Gives heSRPT's shares in whole GPUs, smallest remaining job first; told the true lengths."""

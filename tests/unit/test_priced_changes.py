@@ -14,7 +14,7 @@ from arena.domain.reason import ReasonCode
 from arena.domain.records import JobRecord, JobState, Progress
 from arena.errors import SpecError
 from arena.policies.base import Snapshot
-from arena.policies.priced.changes import ChangeRules
+from arena.policies.priced.changes import ChangeRules, outlook
 from arena.policies.priced.market import MOVES_MAX, Tables, market_of
 from arena.policies.registry import make_policy
 from tests.builders import (
@@ -100,6 +100,17 @@ def test_priority_decides_between_equals() -> None:
     decision = make_policy("arena").decide(snapshot_of([one_gpu], jobs))
     assert chosen(decision, "b").group.gpu_count == 1
     assert "a" not in decision.choices
+
+
+def test_others_are_expected_where_some_have_followed_others() -> None:
+    snapshot = snapshot_of([NODE], {name: (long_job(name), GRID) for name in "abcd"})
+    batch = market_of(snapshot, Tables())
+    assert outlook(batch, ChangeRules(outlook=0.4)) == 0.0
+    stream = snapshot
+    for after_s, name in enumerate("bcd", start=1):
+        submitted_at_s = snapshot.jobs[JobId("a")].submitted_at_s - after_s
+        stream = with_job(stream, name, submitted_at_s=submitted_at_s)
+    assert outlook(market_of(stream, Tables()), ChangeRules(outlook=0.4)) == pytest.approx(0.3)
 
 
 def test_a_job_about_to_end_is_not_stopped_for_one_that_wants_all() -> None:

@@ -150,7 +150,7 @@ def test_what_may_not_be_stopped_starts_within_its_own_share() -> None:
 
 
 def test_who_has_waited_too_long_comes_after_shares() -> None:
-    policy = PricedPolicy(changes=ChangeRules(wait_max_s=5.0))
+    policy = PricedPolicy(changes=ChangeRules(wait_max_s=1.0))
     owner = rigid("own", (2,), project="red")
     jobs = {"old": rigid("old", (4,)), "own": owner}
     seen = snapshot(1, 4, jobs, {"own": held(owner, "n0", 0, 1)}, red=2)

@@ -42,7 +42,8 @@ class ChangeRules:
         swap: Weight of a restart of a job that gets as many of another kind.
         suspend: Weight of the restart that a suspended job will need.
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
-        outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price.
+        outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price, if it is
+            certain that others will come (see ``outlook``).
         wait_max_s: After so long and its own run a waiting job comes before all others (see ``urgency``).
         fairness: How much more the time of those counts who get least of their share (see ``fairness``); 0 not at all.
     """
@@ -72,6 +73,15 @@ class ChangeRules:
         for name, value in (("wait_max_s", self.wait_max_s), ("horizon_s", self.horizon_s)):
             if value is not None and not 0 < value < math.inf:
                 raise SpecError(f"policy option {name} must be greater than 0 and finite", why=f"got {value}")
+
+
+def outlook(market: Market, rules: ChangeRules) -> float:
+    """Return what GPUs will be worth when all of these jobs have ended, as a share of what they are worth now.
+
+    Others will have come by then if they keep coming. Of n instants at which these came, n - 1 followed another: so
+    surely others follow. Jobs that came all at once are a batch, and nothing says that there will be another.
+    """
+    return rules.outlook * (1.0 - 1.0 / len(np.unique(market.facts["submitted_at_s"])))
 
 
 def useful_speeds(market: Market, remaining_steps: Floats, restart_s: float, rules: ChangeRules) -> Floats:

@@ -22,7 +22,7 @@ from arena.policies.length_estimates import JobKeys
 from arena.policies.priced.admitting import View, admitted
 from arena.policies.priced.allocation import Answer, Effort
 from arena.policies.priced.budgets import offered
-from arena.policies.priced.changes import ChangeRules, column_values, useful_speeds
+from arena.policies.priced.changes import ChangeRules, column_values, outlook, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
@@ -163,7 +163,7 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     crew = _crew(snapshot, market, shares, remaining, useful)
     if changes.fairness > 0.0:
         crew = Crew.of(fairer(snapshot, market, crew.workers, shares, changes))
-    values, price = values_of(crew, changes.outlook)
+    values, price = values_of(crew, outlook(market, changes))
     value = column_values(market, values, useful, snapshot.restart_s, changes)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
