@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from arena.domain.cluster import ClusterShape, NodeInfo
 from arena.domain.events import Event, NodeDisconnected, NodeNoticeChanged, NodeRegistered, ReclaimNotice
 from arena.domain.launch import NodeId
-from arena.domain.records import JobState
+from arena.domain.records import AttemptRecord, EndKind, JobState
+from arena.engine.ports import Step
 from arena.errors import UserError
 from arena.policies.registry import make_policy, policy_names
 from arena.sim.costs import ConstantRestart
@@ -293,3 +294,42 @@ def test_failures_and_reclaims_together_leave_every_job_its_end(seed: int, polic
         check=True,
     )
     assert {one.state for one in replay.run(jobs).outcomes} == {JobState.SUCCEEDED}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    away_at_s=st.lists(st.integers(10, 900), min_size=1, max_size=6, unique=True),
+    policy=st.sampled_from(policy_names()),
+    grace_s=st.sampled_from([10.0, 40.0, 200.0]),
+)
+def test_nothing_is_lost_and_nobody_blamed_where_the_word_comes_in_time(
+    away_at_s: list[int], policy: str, grace_s: float
+) -> None:
+    """A save takes 2 s and no job may fail once: whenever nodes are asked back, every attempt there is saved or has
+    made no step."""
+    retry = {"restarts_max": 0, "launch_failures_max": 1}
+    shapes = [{"kind": "malleable", "gpus": {}}, {"kind": "rigid", "gpus": {"count": 1}, "preemptible": False}]
+    jobs = [job(f"j{index}", 40.0 * index, 150, retry=retry, grace_s=5.0, **shapes[index % 2]) for index in range(6)]
+    nodes = [node.node_id for node in nodes_of(shape(("cpu", 1, 3)))]
+    changes = tuple(
+        Availability(at_s=at_s + after_s, node_id=nodes[index % 2], is_there=after_s > 0.0)
+        for index, at_s in enumerate(sorted(away_at_s))
+        for after_s in (0.0, grace_s + 30.0)
+    )
+    ended: list[AttemptRecord] = []
+    replay = Replay(
+        shape=shape(("cpu", 1, 3)),
+        policy=make_policy(policy),
+        grids=GRIDS,
+        costs=replace(FREE, start_s=1.0, save_s=2.0, exit_s=0.5),
+        disturbances=(Reclaims(changes=tuple(sorted(changes, key=lambda one: one.at_s)), grace_s=grace_s),),
+        check=True,
+    )
+
+    def watch(step: Step) -> None:
+        ended.extend(one for one in step.attempts if one.ended_at_s is not None)
+
+    assert {one.state for one in replay.run(jobs, watch=watch).outcomes} == {JobState.SUCCEEDED}
+    for one in ended:
+        assert one.outcome is not EndKind.LOST
+        assert one.outcome is not EndKind.KILLED or one.first_step_at_s is None
