@@ -85,10 +85,10 @@ def _deadline_text(answer: DeadlineAnswer) -> str:
     due = time_text(answer.deadline_at_s)
     if answer.is_promised:
         return f"deadline {due}: promised"
-    cause = "" if answer.cause is None else f": {escaped(cause_of_refusal(answer.cause))}"
+    told = [] if answer.cause is None else [escaped(cause_of_refusal(answer.cause))]
     if answer.earliest_end_at_s is not None:
-        cause += f"; the earliest that can be promised is {time_text(answer.earliest_end_at_s)}"
-    return f"warning: deadline {due} cannot be promised{cause or ': nobody can tell by when it could end'}"
+        told.append(f"the earliest that can be promised is {time_text(answer.earliest_end_at_s)}")
+    return f"warning: deadline {due} cannot be promised: {'; '.join(told) or 'nobody can tell by when it could end'}"
 
 
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:

@@ -193,3 +193,21 @@ def test_prices_of_shares_have_a_legend_of_their_own(arena: Arena, fake: FakeSch
 def test_the_end_of_a_program_that_tells_of_no_steps_is_told_without_any(arena: Arena, fake: FakeScheduler) -> None:
     fake.add_job(job_record("c-1", command_spec("mine"), state=JobState.SUCCEEDED, result="finished"))
     assert arena("wait", "c-1").out == "c-1 succeeded: finished\n"
+
+
+def test_a_scheduler_that_gives_no_cause_is_understood_as_well(arena: Arena, fake: FakeScheduler) -> None:
+    fake.deadline = pb.DeadlineAnswer(deadline_at_s=1050.0)
+    due = "warning: deadline 1970-01-01 00:17:30 cannot be promised"
+    assert arena("submit", "job.yaml", "--deadline", "50").err == f"{due}: nobody can tell by when it could end\n"
+    fake.deadline = pb.DeadlineAnswer(deadline_at_s=1050.0, earliest_end_at_s=1075.0)
+    told = arena("submit", "job.yaml", "--deadline", "50").err
+    assert told == f"{due}: the earliest that can be promised is 1970-01-01 00:17:55\n"
+
+
+def test_an_unknown_length_is_told_once(arena: Arena, fake: FakeScheduler) -> None:
+    cause = codec.reason_to_proto(reason(ReasonCode.DEADLINE_UNKNOWN, left_s=50.0))
+    fake.deadline = pb.DeadlineAnswer(deadline_at_s=1050.0, cause=cause)
+    assert arena("submit", "job.yaml", "--deadline", "50").err == (
+        "warning: deadline 1970-01-01 00:17:30 cannot be promised: its length is not known (declare stop.steps or a "
+        "time limit)\n"
+    )
