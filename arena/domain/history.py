@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from immutables import Map, MapMutation
+from immutables import Map
 
 from arena.domain.job import JobSpec
 from arena.domain.records import JobRecord, JobState
-from arena.domain.replacing import replace
+from arena.domain.replacing import quickly_made, replace
 
 LengthKey = tuple[str, ...]
 """Of whom something is known: everybody ``()``, a user ``(user,)``, a user's kind of work ``(user, workload)``."""
@@ -47,16 +47,18 @@ class LogMoments(NamedTuple):
     declared_square_total: int = 0
     product_total: int = 0
 
-    def plus(self, value: int, declared: int = 0, times: int = 1) -> LogMoments:
-        """Return the moments with a value so many times more; -1 takes away one that is among them."""
-        return LogMoments(
-            self.job_count + times,
-            self.total + times * value,
-            self.square_total + times * value * value,
-            self.declared_total + times * declared,
-            self.declared_square_total + times * declared * declared,
-            self.product_total + times * value * declared,
-        )
+    def plus(self, values: Iterable[_Counted]) -> LogMoments:
+        """Return the moments with values counted so many times more; -1 takes away one that is among them."""
+        count, total, square_total, declared_total, declared_square_total, product_total = self
+        for value, declared, times in values:
+            count += times
+            total += times * value
+            square_total += times * value * value
+            if declared:
+                declared_total += times * declared
+                declared_square_total += times * declared * declared
+                product_total += times * value * declared
+        return LogMoments(count, total, square_total, declared_total, declared_square_total, product_total)
 
     @property
     def mean(self) -> float:
@@ -73,7 +75,18 @@ class LogMoments(NamedTuple):
 Moments = Map[LengthKey, LogMoments]
 NO_MOMENTS = LogMoments()
 
+_Counted = tuple[int, int, int]
+"""A logarithm, that of what was declared, and how many times more it counts."""
 
+_Change = tuple["EndedJob", int]
+_Changes = tuple["EndedJob", int, "_Changes | None"]
+"""Jobs and how many times more each counts, as a chain, so that one more costs nothing."""
+
+CHANGES_KEPT = 64
+"""Jobs that may end before they are summed up: together they cost what one of them would cost alone."""
+
+
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedJob:
     """What one job has taught.
@@ -95,23 +108,54 @@ class EndedJob:
     log_gpu_s: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sums(NamedTuple):
+    """The moments of ``LengthHistory``."""
+
+    ratios: Moments = Map()
+    steps: Moments = Map()
+    gpu_s: Moments = Map()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthHistory:
-    """What the latest jobs that ended by themselves have taught of lengths.
+    """What the latest jobs that ended by themselves have taught of lengths; two are equal that have taught the same.
 
     Args:
         window: Those jobs, at most ``ENDED_JOBS_MAX``, numbered in order of their ends from ``oldest_index``.
-        ratios: Logarithms of actual to declared steps and of declared ones, of everybody, by user, by user and
-            workload.
-        steps: Logarithms of actual steps, by user and workload only: elsewhere steps cannot be compared.
-        gpu_s: Logarithms of GPU-seconds, of everybody, by user, by user and workload.
     """
 
-    window: Map[int, EndedJob] = field(default_factory=Map, compare=False)
-    oldest_index: int = field(default=0, compare=False)
-    ratios: Moments = field(default_factory=Map)
-    steps: Moments = field(default_factory=Map)
-    gpu_s: Moments = field(default_factory=Map)
+    window: Map[int, EndedJob] = field(default_factory=Map)
+    oldest_index: int = 0
+    # Moments of earlier jobs, and what came since, latest first. Summed up when somebody asks, and kept then.
+    _summed: tuple[_Sums, _Changes | None] = field(default=(_Sums(), None), init=False, repr=False)
+
+    @property
+    def ratios(self) -> Moments:
+        """Logarithms of actual to declared steps and of declared ones: everybody's, by user, by user and workload."""
+        return self._sums().ratios
+
+    @property
+    def steps(self) -> Moments:
+        """Logarithms of actual steps, by user and workload only: elsewhere steps cannot be compared."""
+        return self._sums().steps
+
+    @property
+    def gpu_s(self) -> Moments:
+        """Logarithms of GPU-seconds: everybody's, by user, by user and workload."""
+        return self._sums().gpu_s
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LengthHistory) and self._sums() == other._sums()
+
+    def __hash__(self) -> int:
+        return hash(self._sums())
+
+    def _sums(self) -> _Sums:
+        sums, changes = self._summed
+        if changes is not None:
+            sums = _with_changes(sums, _unchained(changes))
+            object.__setattr__(self, "_summed", (sums, None))
+        return sums
 
     def after(self, job: JobRecord) -> LengthHistory:
         """Return the history after a job has ended; one whose length did not become known changes nothing."""
@@ -119,10 +163,15 @@ class LengthHistory:
         if new is None:
             return self
         window, index = _inserted(self.window, self.oldest_index, new), self.oldest_index
-        if len(window) <= ENDED_JOBS_MAX:
-            return replace(_counted(self, ((new, 1),)), window=window)
-        counted = _counted(self, ((new, 1), (window[index], -1)))
-        return replace(counted, window=window.delete(index), oldest_index=index + 1)
+        sums, changes = self._summed
+        changes = (new, 1, changes)
+        if len(window) > ENDED_JOBS_MAX:
+            changes = (window[index], -1, changes)
+            window, index = window.delete(index), index + 1
+        after = replace(self, window=window, oldest_index=index, _summed=(sums, changes))
+        if (index + len(window)) % CHANGES_KEPT == 0:
+            after._sums()
+        return after
 
     @property
     def ended(self) -> tuple[EndedJob, ...]:
@@ -134,7 +183,8 @@ class LengthHistory:
         """Return the history after these jobs have ended, in whatever order they come."""
         found = (ended for ended in map(_ended_job, jobs) if ended is not None)
         latest = heapq.nlargest(ENDED_JOBS_MAX, found, key=lambda ended: ended.name)
-        return replace(_counted(cls(), [(ended, 1) for ended in latest]), window=Map(enumerate(reversed(latest))))
+        sums = _with_changes(_Sums(), [(ended, 1) for ended in latest])
+        return replace(cls(), window=Map(enumerate(reversed(latest))), _summed=(sums, None))
 
 
 def workload_name(spec: JobSpec) -> str:
@@ -196,29 +246,32 @@ def _inserted(window: Map[int, EndedJob], oldest_index: int, new: EndedJob) -> M
     return window.set(index, new)
 
 
-def _counted(history: LengthHistory, changes: Iterable[tuple[EndedJob, int]]) -> LengthHistory:
-    """Return the history with jobs counted so many times more."""
-    ratios, steps, gpu_s = history.ratios.mutate(), history.steps.mutate(), history.gpu_s.mutate()
-    for job, times in changes:
-        levels: tuple[LengthKey, ...] = ((), job.key[:1], job.key)
-        _count(ratios, levels, job.log_ratio, times, job.log_declared or 0)
-        _count(steps, levels[-1:], job.log_steps, times)
-        _count(gpu_s, levels, job.log_gpu_s, times)
-    return replace(history, ratios=ratios.finish(), steps=steps.finish(), gpu_s=gpu_s.finish())
+def _unchained(changes: _Changes | None) -> Iterator[_Change]:
+    while changes is not None:
+        job, times, changes = changes
+        yield job, times
 
 
-def _count(
-    moments: MapMutation[LengthKey, LogMoments],
-    keys: tuple[LengthKey, ...],
-    value: int | None,
-    times: int,
-    declared: int = 0,
-) -> None:
-    if value is None:
-        return
-    for key in keys:
-        new = moments.get(key, NO_MOMENTS).plus(value, declared, times)
-        if new.job_count:
-            moments[key] = new
-        else:
-            del moments[key]
+def _with_changes(sums: _Sums, changes: Iterable[_Change]) -> _Sums:
+    """Return the sums with jobs counted so many times more."""
+    by_key: dict[tuple[str, str], list[_Change]] = {}
+    for change in changes:
+        by_key.setdefault(change[0].key, []).append(change)
+    ratios, steps, gpu_s = sums
+    for key, jobs in by_key.items():
+        levels: tuple[LengthKey, ...] = ((), key[:1], key)
+        with_ratio = [(job.log_ratio, job.log_declared or 0, times) for job, times in jobs if job.log_ratio is not None]
+        ratios = _with_values(ratios, levels, with_ratio)
+        with_steps = [(job.log_steps, 0, times) for job, times in jobs if job.log_steps is not None]
+        steps = _with_values(steps, levels[-1:], with_steps)
+        gpu_s = _with_values(
+            gpu_s, levels, [(job.log_gpu_s, 0, times) for job, times in jobs if job.log_gpu_s is not None]
+        )
+    return _Sums(ratios, steps, gpu_s)
+
+
+def _with_values(moments: Moments, keys: tuple[LengthKey, ...], values: list[_Counted]) -> Moments:
+    for key in keys if values else ():
+        new = moments.get(key, NO_MOMENTS).plus(values)
+        moments = moments.set(key, new) if new.job_count else moments.delete(key)
+    return moments

@@ -114,6 +114,7 @@ class Ready:
     load_s: float
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Steps since the last report, oldest first (also sent by user programs through ``arena_agent.report``)."""

@@ -90,9 +90,9 @@ def _twin(kind: type) -> type | None:
     slots = kind.__dict__.get("__slots__", ())
     if not names or tuple(slots) != tuple(names) or kind.__bases__ != (object,) or hasattr(kind, "__post_init__"):
         return None
-    left_out = {*names, "__setattr__", "__delattr__", "__init__"}
-    methods = {name: value for name, value in kind.__dict__.items() if name not in left_out}
-    return type(f"Thawed{kind.__name__}", (), {**methods, "FROZEN": kind})
+    # Derived from it, adding nothing: the interpreter sees at once that an object may go from one class to the other.
+    unguarded = {"__slots__": (), "__setattr__": object.__setattr__, "__delattr__": object.__delattr__, "FROZEN": kind}
+    return type(f"Thawed{kind.__name__}", (kind,), unguarded)
 
 
 @cache

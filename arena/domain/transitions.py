@@ -69,11 +69,11 @@ _LIVE = frozenset({_N.READY, _N.CLEANING, _N.DEGRADED, _N.QUARANTINED, _N.DRAINI
 NODE_TRANSITIONS: Table[NodeState] = {state: _LIVE - {state} for state in NodeState}
 
 
-def check_transition(table: Table[State], before: State, after: State, what: str) -> None:
+def check_transition(table: Table[State], before: State, after: State, what: str, name: str) -> None:
     """Refuse a change that the table does not list; staying in a state is always legal.
 
     Raises:
-        InternalError: The change is not legal; ``what`` names the object.
+        InternalError: The change is not legal; ``what`` and ``name`` say of what.
     """
     if after is not before and after not in table[before]:
-        raise InternalError(f"{what} may not go from {before.value} to {after.value}")
+        raise InternalError(f"{what} {name} may not go from {before.value} to {after.value}")

@@ -19,6 +19,7 @@ from arena.domain.records import (
     JobRecord,
     JobState,
     NodeEnd,
+    NodeRecord,
     Predecessor,
     Target,
     Wish,
@@ -52,7 +53,7 @@ def try_launch(draft: Draft, job: JobRecord) -> None:
         return
     if target.allocation.device_ids <= _clean_devices(draft, target.allocation.node_ids):
         draft.hold(attempt_id(job.job_id, job.epoch + 1), target.allocation.device_ids)
-        launch(draft, job, target)
+        launch(draft, job, target, evaluated_at_s=job.evaluated_at_s)
     else:
         drop_target(draft, job)
         draft.put_job(replace(job, state=JobState.QUEUED, target=None, reasons=(reason(ReasonCode.NOT_YET_EVALUATED),)))
@@ -67,10 +68,11 @@ def _clean_devices(draft: Draft, node_ids: tuple[NodeId, ...]) -> frozenset[Devi
     )
 
 
-def launch(draft: Draft, job: JobRecord, target: Target) -> None:
+def launch(draft: Draft, job: JobRecord, target: Target, *, evaluated_at_s: float | None) -> None:
     """Begin a job's next attempt on devices that it has been given."""
     epoch = job.epoch + 1
-    port = _lease_port(draft, target.allocation.node_ids[0])
+    first = draft.state.nodes[target.allocation.shares[0].node_id]
+    port = _lease_port(draft, first)
     attempt = AttemptRecord(
         attempt_id=attempt_id(job.job_id, epoch),
         job_id=job.job_id,
@@ -79,7 +81,7 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
         group=target.group,
         estimate=target.estimate,
         allocation=target.allocation,
-        master_addr=draft.state.nodes[target.allocation.node_ids[0]].info.address,
+        master_addr=first.info.address,
         master_port=port,
         cause=target.cause,
         decision_index=target.decision_index,
@@ -97,6 +99,8 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
             attempt_id=attempt.attempt_id,
             target=None,
             reasons=(target.cause,),
+            evaluated_at_s=evaluated_at_s,
+            changed_at_s=draft.now_s,
             first_started_at_s=draft.now_s if job.first_started_at_s is None else job.first_started_at_s,
             launched_at_s=(*job.launched_at_s, draft.now_s)[-LAUNCHES_KEPT:],
         )
@@ -104,13 +108,13 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
     ranks = ranks_by_node(attempt.allocation, job.spec.command)
     for index in range(len(ranks)):
         draft.command(_launch_command(draft, attempt, ranks, index))
-    group = str(target.group)
+    group, plan = str(target.group), str(target.plan) if target.plan else None
     draft.record(
         EntryKind.ATTEMPT_LAUNCHED,
-        f"launched on {group}" + (f" as {target.plan}" if target.plan else "") + f": {target.cause}",
+        f"launched on {group}: {target.cause}" if plan is None else f"launched on {group} as {plan}: {target.cause}",
         job_id=job.job_id,
         attempt_id=attempt.attempt_id,
-        plan=str(target.plan) if target.plan else None,
+        plan=plan,
         group=group,
         gpu_count=target.group.gpu_count,
         nodes=list(attempt.allocation.node_ids),
@@ -119,8 +123,7 @@ def launch(draft: Draft, job: JobRecord, target: Target) -> None:
     )
 
 
-def _lease_port(draft: Draft, node_id: NodeId) -> int:
-    node = draft.state.nodes[node_id]
+def _lease_port(draft: Draft, node: NodeRecord) -> int:
     low, high = node.info.port_low, node.info.port_high
     port = node.next_port if low <= node.next_port <= high else low
     draft.put_node(replace(node, next_port=port + 1 if port < high else low))
@@ -252,7 +255,9 @@ def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...])
     job, state, first_step_at_s = draft.state.jobs[attempt.job_id], AttemptState.STARTING, attempt.first_step_at_s
     if job.spec.command is not None:  # a foreign program has no first step to wait for
         state, first_step_at_s = AttemptState.RUNNING, draft.now_s
-        draft.put_job(replace(job, state=JobState.RUNNING) if job.state is JobState.STARTING else job)
+        if job.state is JobState.STARTING:
+            job = replace(job, state=JobState.RUNNING, changed_at_s=draft.now_s)
+        draft.put_job(job)
     return replace(
         attempt,
         started_nodes=started_nodes,
@@ -265,12 +270,15 @@ def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...])
 def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:
     """Note that a node's share is verified gone: its devices are free, the others follow, the last one concludes."""
     attempt = draft.state.attempts.get(attempt_name)
-    if attempt is None or end.node_id in attempt.ended_nodes or end.node_id not in attempt.allocation.node_ids:
+    if attempt is None or end.node_id not in attempt.allocation.node_ids:
         return
+    if end.node_id in [one.node_id for one in attempt.ends]:
+        return
+    ends = (*attempt.ends, end)
     first_at_s = draft.now_s if attempt.first_end_at_s is None else attempt.first_end_at_s
-    attempt = replace(attempt, ends=(*attempt.ends, end), first_end_at_s=first_at_s)
-    is_over = len(attempt.ends) == len(attempt.allocation.shares)
+    is_over = len(ends) == len(attempt.allocation.shares)
     if not is_over:
+        attempt = replace(attempt, ends=ends, first_end_at_s=first_at_s)
         draft.put_attempt(attempt)
     _mark_dirty(draft, end)
     draft.release(attempt, end.node_id)
@@ -282,7 +290,7 @@ def mark_ended(draft: Draft, attempt_name: AttemptId, end: NodeEnd) -> None:
             cause = reason(ReasonCode.WORKER_FAILED, error=end.message or f"{end.kind.value} on node {end.node_id}")
             stop_attempt(draft, attempt, "kill", cause)
         return
-    _conclude(draft, attempt)
+    _conclude(draft, attempt, ends, first_at_s)
 
 
 def _mark_dirty(draft: Draft, end: NodeEnd) -> None:
@@ -308,24 +316,30 @@ def _count_launch_failure(draft: Draft, end: NodeEnd) -> None:
     )
 
 
-def _conclude(draft: Draft, attempt: AttemptRecord) -> None:
-    outcome = _outcome(attempt)
+def _conclude(draft: Draft, attempt: AttemptRecord, ends: tuple[NodeEnd, ...], first_end_at_s: float) -> None:
+    outcome = _outcome(attempt, ends)
     attempt = replace(
-        attempt, state=AttemptState.ENDED, ended_at_s=draft.now_s, outcome=outcome, error=_error(attempt, outcome)
+        attempt,
+        state=AttemptState.ENDED,
+        ends=ends,
+        first_end_at_s=first_end_at_s,
+        ended_at_s=draft.now_s,
+        outcome=outcome,
+        error=_error(attempt.error, ends, outcome),
     )
     draft.put_attempt(attempt)
     draft.record(
         EntryKind.ATTEMPT_ENDED,
-        f"{outcome.value}" + (f": {attempt.error}" if attempt.error else ""),
+        f"{outcome}: {attempt.error}" if attempt.error else str(outcome),
         job_id=attempt.job_id,
         attempt_id=attempt.attempt_id,
-        outcome=outcome.value,
+        outcome=str(outcome),
         error=attempt.error or None,
         step=attempt.last_step,
         durable_step=attempt.durable_step,
-        log_tail=next((end.log_tail for end in attempt.ends if end.log_tail and attempt.error), None),
+        log_tail=next((end.log_tail for end in ends if end.log_tail), None) if attempt.error else None,
     )
-    if any(end.error_code == "port" for end in attempt.ends):
+    if "port" in [end.error_code for end in ends]:
         _skip_ports(draft, attempt)
     job = _with_service(draft, draft.state.jobs[attempt.job_id], attempt)
     conclude_job(draft, job, attempt, outcome)
@@ -342,8 +356,8 @@ def _skip_ports(draft: Draft, attempt: AttemptRecord) -> None:
         draft.put_node(replace(node, next_port=node.info.port_low + offset))
 
 
-def _outcome(attempt: AttemptRecord) -> EndKind:
-    kinds = {end.kind for end in attempt.ends}
+def _outcome(attempt: AttemptRecord, ends: tuple[NodeEnd, ...]) -> EndKind:
+    kinds = {end.kind for end in ends}
     if attempt.finished_report or kinds == {EndKind.FINISHED}:
         return EndKind.FINISHED
     if EndKind.LOST in kinds:
@@ -357,15 +371,14 @@ def _outcome(attempt: AttemptRecord) -> EndKind:
     return EndKind.KILLED if EndKind.KILLED in kinds else EndKind.STOPPED
 
 
-def _error(attempt: AttemptRecord, outcome: EndKind) -> str:
-    if outcome in {EndKind.FINISHED, EndKind.STOPPED}:
+def _error(reported: str, ends: tuple[NodeEnd, ...], outcome: EndKind) -> str:
+    if outcome is EndKind.FINISHED or outcome is EndKind.STOPPED:
         return ""
-    ends = [end for end in attempt.ends if end.kind is outcome and end.message]
-    if not ends:
-        return attempt.error
-    first = ends[0]
+    told = [end for end in ends if end.kind is outcome and end.message]
+    if not told:
+        return reported
     # A node's own word matters more than the kills that followed on the others.
-    named = next((end for end in ends if end.error_code), first)
+    named = next((end for end in told if end.error_code), told[0])
     return named.message
 
 

@@ -41,12 +41,12 @@ def stall_timeout_s(job: JobRecord, config: EngineConfig) -> float:
 
 def of_job(job: JobRecord, config: EngineConfig) -> Sequence[float]:
     """Return the instants at which a job wants to be looked at."""
-    due_s = _promised_end_s(job)
+    due_s = _promised_end_s(job) if job.is_deadline_promised else None
     promised = () if due_s is None else (due_s,)
     if job.state is JobState.QUEUED:
         # One that was over when the job was queued again has nothing to wake.
         return (*promised, job.not_before_s) if job.not_before_s > job.changed_at_s else promised
-    stalls_at_s = _stalls_at_s(job, config)
+    stalls_at_s = _stalls_at_s(job, config) if job.state is JobState.RUNNING else None
     return promised if stalls_at_s is None else (*promised, stalls_at_s)
 
 
@@ -83,9 +83,11 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
         instants.append(attempt.started_at_s + config.ready_deadline_s)
     if attempt.first_end_at_s is not None and job.spec.keeps_checkpoints:
         instants.append(attempt.first_end_at_s + job.spec.grace_s + config.stop_margin_s)
-    limit_at_s = _time_limit_at_s(attempt, job)
+    limit_at_s = _time_limit_at_s(attempt, job) if attempt.first_step_at_s is not None else None
     if limit_at_s is not None:
         instants.append(limit_at_s)
+    if job.spec.budget_usd is None:
+        return instants
     budget_ends_at_s = spent_at_s(job, attempt, config.usd_per_hour)
     if budget_ends_at_s is not None:
         # Both: what is expected at the first may have changed by the second.

@@ -212,8 +212,7 @@ def _carry_out(draft: Draft, decision: Decision, index: int) -> None:
             _set_target(draft, job, choice, index, job.state)
     for job_id, choice in choices:
         if job_id in ready:
-            job = draft.state.jobs[job_id]
-            launch(draft, replace(job, evaluated_at_s=draft.now_s), ready[job_id])
+            launch(draft, draft.state.jobs[job_id], ready[job_id], evaluated_at_s=draft.now_s)
         elif choice is not None:
             try_launch(draft, draft.state.jobs[job_id])
 

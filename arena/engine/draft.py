@@ -76,8 +76,23 @@ class Draft:
         node_id: NodeId | None = None,
         **data: object,
     ) -> None:
-        """Add a history entry."""
+        """Add a history entry; data that are None are left out."""
+        self._enter(
+            kind,
+            message,
+            {key: value for key, value in data.items() if value is not None} if None in data.values() else data,
+            (job_id, attempt_id, node_id),
+        )
+
+    def _enter(
+        self,
+        kind: EntryKind,
+        message: str,
+        data: dict[str, object],
+        ids: tuple[JobId | None, AttemptId | None, NodeId | None],
+    ) -> None:
         index = self._open.history_index = self.state.history_index + 1
+        job_id, attempt_id, node_id = ids
         self._history.append(
             HistoryEntry(
                 index=index,
@@ -87,9 +102,7 @@ class Draft:
                 job_id=job_id,
                 attempt_id=attempt_id,
                 node_id=node_id,
-                data={key: value for key, value in data.items() if value is not None}
-                if None in data.values()
-                else data,
+                data=data,
             )
         )
 
@@ -104,11 +117,13 @@ class Draft:
         state, job_id = self.state, job.job_id
         before = state.jobs.get(job_id)
         if before is not None and before.state is not job.state:
-            check_transition(JOB_TRANSITIONS, before.state, job.state, f"job {job_id}")
-            job = replace(job, changed_at_s=self.now_s)
+            check_transition(JOB_TRANSITIONS, before.state, job.state, "job", job_id)
+            if job.changed_at_s != self.now_s:
+                job = replace(job, changed_at_s=self.now_s)
             self._record_job_state(job, before.state)
         self._jobs[job_id] = job
-        if job.state.is_terminal:
+        is_over = job.state.is_terminal
+        if is_over:
             self._open.jobs = state.jobs.delete(job_id)
             self._open.lengths = state.lengths.after(job)
             self._forget_job(job_id)
@@ -116,19 +131,19 @@ class Draft:
             self._open.jobs = state.jobs.set(job_id, job)
         if job.state is JobState.QUEUED or (before is not None and before.state is JobState.QUEUED):
             self.refresh_queue(job, before)
-        if before is None or _may_hold_otherwise(before, job):
+        if before is None or is_over or _may_hold_otherwise(before, job):
             self.refresh_holding(job_id)
 
     def _record_job_state(self, job: JobRecord, before: JobState) -> None:
-        self.record(
-            EntryKind.JOB_STATE,
-            f"{before.value} -> {job.state.value}" + (f": {job.error}" if job.error and job.state.is_terminal else ""),
-            job_id=job.job_id,
-            before=before.value,
-            after=job.state.value,
-            error=job.error or None,
-            result=job.result or None,
-        )
+        told = f"{before} -> {job.state}"
+        if job.error and job.state.is_terminal:
+            told += f": {job.error}"
+        facts: dict[str, object] = {"before": str(before), "after": str(job.state)}
+        if job.error:
+            facts["error"] = job.error
+        if job.result:
+            facts["result"] = job.result
+        self._enter(EntryKind.JOB_STATE, told, facts, (job.job_id, None, None))
 
     def _forget_job(self, job_id: JobId) -> None:
         state = self.state
@@ -138,22 +153,27 @@ class Draft:
     def refresh_queue(self, job: JobRecord, before: JobRecord | None = None) -> None:
         """Put a job into the queue, or take it out, as its record says."""
         queue = self.state.queue
-        old_key = before.queue_key if before is not None else job.queue_key
-        is_queued = queue.has(old_key)
-        is_wanted = wants_devices(job, self.now_s) and job.job_id in self.state.grids
+        old_key = None if before is None else before.queue_key
+        is_queued = old_key is not None and queue.has(old_key)
+        is_wanted = job.job_id in self.state.grids and wants_devices(job, self.now_s)
         if is_queued is not is_wanted:
-            self._open.queue = queue.without(old_key) if is_queued else queue.with_key(job.queue_key)
+            self._open.queue = (
+                queue.with_key(job.queue_key) if old_key is None or not is_queued else queue.without(old_key)
+            )
             self._open.decision_due = True
 
     def refresh_holding(self, job_id: JobId) -> None:
         """Recompute what a job has or is about to have."""
-        holding, known = self._holding(self.state.jobs.get(job_id)), self.state.holding
-        if holding is not None:
+        known = self.state.holding
+        before = known.get(job_id)
+        holding = self._holding(self.state.jobs.get(job_id), before)
+        if holding is not None and holding is not before:
             self._open.holding = known.set(job_id, holding)
-        elif job_id in known:
+        elif holding is None and before is not None:
             self._open.holding = known.delete(job_id)
 
-    def _holding(self, job: JobRecord | None) -> Holding | None:
+    def _holding(self, job: JobRecord | None, before: Holding | None) -> Holding | None:
+        """Return what a job has: ``before`` itself where that is right already."""
         if job is None:
             return None
         if job.target is not None:
@@ -169,12 +189,15 @@ class Draft:
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
         if attempt is None:
             return None
+        movable = job.state is JobState.RUNNING and job.spec.preemptible and attempt.is_going_on
+        if before is not None and before.allocation is attempt.allocation and before.since_s == attempt.launched_at_s:
+            return before if before.movable is movable else replace(before, movable=movable)
         return Holding(
             group=attempt.group,
             plan=attempt.plan,
             estimate=attempt.estimate,
             allocation=attempt.allocation,
-            movable=job.state is JobState.RUNNING and job.spec.preemptible and attempt.is_going_on,
+            movable=movable,
             since_s=attempt.launched_at_s,
         )
 
@@ -186,11 +209,13 @@ class Draft:
         """
         name, attempts = attempt.attempt_id, self.state.attempts
         before = attempts.get(name)
-        if before is not None and before.state is not attempt.state:
-            check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, f"attempt {name}")
         self._attempts[name] = attempt
         self._open.attempts = attempts.set(name, attempt) if attempt.is_live else attempts.delete(name)
-        if before is not None and before.is_going_on is not attempt.is_going_on:
+        if before is None:
+            return
+        if before.state is not attempt.state:
+            check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, "attempt", name)
+        if before.is_going_on is not attempt.is_going_on:
             self.refresh_holding(attempt.job_id)
 
     def put_node(self, node: NodeRecord) -> None:
@@ -204,7 +229,7 @@ class Draft:
                 self.refresh_node(node_id)
             return
         if before is not None:
-            check_transition(NODE_TRANSITIONS, before.state, node.state, f"node {node_id}")
+            check_transition(NODE_TRANSITIONS, before.state, node.state, "node", node_id)
         if _share_of_shape(before) != _share_of_shape(node):
             self._open.shape_dirty_at_s = self.now_s
         if before is None or before.state is not node.state:
@@ -247,7 +272,9 @@ class Draft:
             known = capacity.devices.get(node_id)
             if known is None:
                 continue
-            free = tuple([item for item in known.free if item[1] not in holders and item[1] not in reserved])
+            free = tuple([item for item in known.free if item[1] not in holders])
+            if reserved:
+                free = tuple([item for item in free if item[1] not in reserved])
             if free != capacity.free_items(node_id):
                 changed.append((node_id, known.pool, free))
         if changed:
@@ -262,15 +289,18 @@ class Draft:
         if job.wish is not Wish.RUN:
             return False
         capacity, changed = self.state.capacity, []
+        name, held = attempt_id(job.job_id, job.epoch + 1), dict[DeviceId, AttemptId]()
         for share in allocation.shares:
-            free = capacity.free_items(share.node_id)
-            rest = tuple([item for item in free if item[1] not in share.device_ids])
-            if len(free) - len(rest) != len(share.device_ids):
+            room, mine = capacity.rooms.get(share.node_id), share.device_ids
+            if room is None:
                 return False
-            changed.append((share.node_id, capacity.rooms[share.node_id].pool, rest))
+            rest = tuple([item for item in room.free if item[1] not in mine])
+            if len(room.free) - len(rest) != len(mine):
+                return False
+            changed.append((share.node_id, room.pool, rest))
+            held.update(dict.fromkeys(mine, name))
         self._open.capacity = capacity.with_rooms(changed)
-        name = attempt_id(job.job_id, job.epoch + 1)
-        self._open.holders = self.state.holders.update(dict.fromkeys(allocation.device_ids, name))
+        self._open.holders = self.state.holders.update(held)
         self._jobs[job.job_id] = job
         return True
 
@@ -291,9 +321,12 @@ class Draft:
     def release(self, attempt: AttemptRecord, node_id: NodeId) -> None:
         """Take back an attempt's devices of one node, whose process group is gone."""
         name, holders = attempt.attempt_id, self.state.holders
-        shares = [share for share in attempt.allocation.shares if share.node_id == node_id]
-        mine = [device for share in shares for device in share.device_ids if holders.get(device) == name]
-        self._open.holders = _without(holders, mine)
+        rest = holders.mutate()
+        for share in attempt.allocation.shares:
+            for device in share.device_ids if share.node_id == node_id else ():
+                if holders.get(device) == name:
+                    del rest[device]
+        self._open.holders = rest.finish()
         self._refresh_rooms((node_id,))
 
     def reserve(self, job_id: JobId, node_ids: tuple[NodeId, ...], device_ids: frozenset[DeviceId]) -> None:
@@ -344,7 +377,6 @@ def _may_hold_otherwise(before: JobRecord, job: JobRecord) -> bool:
         before.target is not job.target
         or before.attempt_id != job.attempt_id
         or (before.state is JobState.RUNNING) is not (job.state is JobState.RUNNING)
-        or job.state.is_terminal
     )
 
 

@@ -87,8 +87,8 @@ class Engine:
         if state.decision_due and state.due_since_s is not None and config.decide_after_s is not None:
             # The looks below only make a decision due: counted as well, they would be due again and again until then.
             return min(first_s, state.due_since_s + config.decide_after_s)
-        if state.decided_at_s is not None and state.queue:
-            first_s = min(first_s, state.decided_at_s + config.sweep_s)
+        if state.decided_at_s is not None and state.decided_at_s + config.sweep_s < first_s and state.queue:
+            first_s = state.decided_at_s + config.sweep_s
         if state.look_again_at_s is not None:
             first_s = min(first_s, state.look_again_at_s)
         return first_s if first_s < math.inf else None
@@ -123,17 +123,17 @@ class Engine:
         self._apply(draft, event)
         if draft.state.shape_dirty_at_s is not None and self.config.shape_settle_s <= 0:
             nodes.settle_shape(draft)
-        if self._is_to_decide(draft, event):
+        if draft.state.decision_due and self._is_to_decide(draft, event):
             decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
         return step
 
     def _is_to_decide(self, draft: Draft, event: Event) -> bool:
-        """Tell whether the policy is asked within this step; where events are gathered, only a tick does that."""
+        """Tell whether a decision that is due is asked for now; where events are gathered, only a tick does that."""
         state, after_s = draft.state, self.config.decide_after_s
-        if after_s is None or not state.decision_due:
-            return state.decision_due
+        if after_s is None:
+            return True
         if state.due_since_s is None:
             draft.update(due_since_s=draft.now_s)
             return False
@@ -208,19 +208,22 @@ class Engine:
         config = self.config
         for job in job_records:
             for at_s in deadlines.of_job(job, config):
-                self._push((at_s, "job", job.job_id))
+                self._push(at_s, "job", job.job_id)
         for attempt in attempt_records:
-            owner = self._state.jobs.get(attempt.job_id)
+            owner = self._state.jobs.get(attempt.job_id) if attempt.is_live else None
             if owner is not None:
                 for at_s in deadlines.of_attempt(attempt, owner, config):
-                    self._push((at_s, "attempt", attempt.attempt_id))
+                    self._push(at_s, "attempt", attempt.attempt_id)
         for node in node_records:
             for at_s in deadlines.of_node(node, config):
-                self._push((at_s, "node", node.node_id))
+                self._push(at_s, "node", node.node_id)
 
-    def _push(self, deadline: Deadline) -> None:
+    def _push(self, at_s: float, kind: str, name: str) -> None:
         """Keep a deadline; one that is set to never (infinity) is none, so that memory does not grow with them."""
-        if deadline[0] < math.inf and deadline not in self._scheduled:
+        if at_s == math.inf:
+            return
+        deadline = (at_s, kind, name)
+        if deadline not in self._scheduled:
             self._scheduled.add(deadline)
             heapq.heappush(self._deadlines, deadline)
 

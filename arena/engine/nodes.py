@@ -129,7 +129,7 @@ def end_on_node(draft: Draft, event: AttemptEnded) -> None:
     if node is not None and event.attempt_id in node.condemned:
         rest = tuple(name for name in node.condemned if name != event.attempt_id)
         draft.put_node(replace(node, condemned=rest))
-    settle_node(draft, event.node_id)
+        settle_node(draft, event.node_id)
     retry_targets(draft, event.node_id)
 
 

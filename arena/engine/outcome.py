@@ -58,6 +58,7 @@ def _end(draft: Draft, job: JobRecord, state: JobState, *, result: str = "", err
             target=None,
             reasons=reasons,
             evaluated_at_s=draft.now_s,
+            changed_at_s=draft.now_s if state is not job.state else job.changed_at_s,
             ended_at_s=draft.now_s,
             result=result,
             error=error,

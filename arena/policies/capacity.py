@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import lt
 from typing import NamedTuple
 
 from immutables import Map
@@ -85,11 +84,16 @@ class Capacity:
 
     def largest_hole(self, gpu_type: str, zone: str | None = None) -> int:
         """Return the most free devices on one node of a type."""
-        largest = 0
-        for pool, total in self.totals().items():
+        return self.free_and_hole(gpu_type, zone)[1]
+
+    def free_and_hole(self, gpu_type: str, zone: str | None = None) -> tuple[int, int]:
+        """Return the number of free devices of a type, and the most of them on one node."""
+        free = hole = 0
+        for pool, (free_count, sizes) in self.totals().items():
             if pool[0] == gpu_type and (zone is None or pool[1] == zone):
-                largest = max(largest, total.sizes[-1])
-        return largest
+                free += free_count
+                hole = max(hole, sizes[-1])
+        return free, hole
 
     def nodes_by_fit(self, pool: Pool, size: int) -> Iterator[tuple[NodeId, int]]:
         """Yield nodes that can give ``size`` devices with their free count, tightest fit first, then by id."""
@@ -110,42 +114,46 @@ class Capacity:
 
     def with_node(self, node_id: NodeId, pool: Pool, free: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value with a node's free devices replaced (a node with none is forgotten)."""
-        return self.with_rooms(((node_id, pool, free),)) if free or node_id in self.rooms else self
+        return self.with_rooms(((node_id, pool, tuple(sorted(free))),)) if free or node_id in self.rooms else self
 
     def with_rooms(self, changes: Iterable[tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]]) -> Capacity:
-        """Return the value with the free devices of several nodes replaced, no node twice."""
-        rooms, after = self.rooms.mutate(), dict[tuple[Pool, int], tuple[NodeId, ...]]()
+        """Return the value with the free devices of several nodes replaced, each in order, no node twice."""
+        rooms, after = self.rooms, dict[tuple[Pool, int], tuple[NodeId, ...]]()
         for node_id, pool, free in changes:
             before = rooms.get(node_id)
             if before is not None:
                 key = (before.pool, len(before.free))
                 after[key] = _less(after[key] if key in after else self.holes[key], node_id)
             if free:
-                rooms[node_id] = NodeRoom(pool=pool, free=free if _is_sorted(free) else tuple(sorted(free)))
+                rooms = rooms.set(node_id, NodeRoom(pool=pool, free=free))
                 key = (pool, len(free))
                 after[key] = _more(after[key] if key in after else self.holes.get(key, ()), node_id)
             elif before is not None:
-                del rooms[node_id]
-        holes = self.holes.update(after)
-        for key, nodes in after.items():
-            if not nodes:
-                holes = holes.delete(key)
-        return replace(self, rooms=rooms.finish(), holes=holes, _totals=(holes, self._totals_after(after)))
+                rooms = rooms.delete(node_id)
+        holes, totals = self._holes_after(after)
+        return replace(self, rooms=rooms, holes=holes, _totals=(holes, totals))
 
-    def _totals_after(self, changed: Mapping[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
-        """Return the totals once these holes are as given."""
-        totals, is_other = self.totals().copy(), False
-        for (pool, size), nodes in changed.items():
-            before = len(self.holes.get((pool, size), ()))
+    def _holes_after(
+        self, changed: Mapping[tuple[Pool, int], tuple[NodeId, ...]]
+    ) -> tuple[Map[tuple[Pool, int], tuple[NodeId, ...]], _Totals]:
+        """Return the holes once some are as given, and the totals of them."""
+        holes, totals, is_other = self.holes, self.totals().copy(), False
+        for key, nodes in changed.items():
+            pool, size = key
+            before = holes.get(key, ())
             free_count, sizes = totals.get(pool, _NOTHING)
-            if nodes and not before:
+            if not before and nodes:
                 is_other = is_other or not sizes
                 sizes = tuple(sorted((*sizes, size)))
             elif before and not nodes:
                 sizes = tuple([have for have in sizes if have != size])
                 is_other = is_other or not sizes
-            totals[pool] = PoolTotal(free_count + size * (len(nodes) - before), sizes)
-        return dict(sorted([item for item in totals.items() if item[1].sizes])) if is_other else totals
+            if nodes:
+                holes = holes.set(key, nodes)
+            elif before:
+                holes = holes.delete(key)
+            totals[pool] = PoolTotal(free_count + size * (len(nodes) - len(before)), sizes)
+        return holes, dict(sorted([item for item in totals.items() if item[1].sizes])) if is_other else totals
 
     def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
@@ -165,7 +173,7 @@ class Capacity:
             free, mine = self.free_items(share.node_id), share.device_ids
             back = tuple([item for item in known.free if item[1] in mine and item not in free])
             if back:
-                changes.append((share.node_id, known.pool, (*free, *back)))
+                changes.append((share.node_id, known.pool, tuple(sorted((*free, *back)))))
         return self.with_rooms(changes) if changes else self
 
     def take_all(self, allocation: Allocation) -> Capacity:
@@ -214,10 +222,6 @@ def _totals_of(holes: Map[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
         before = found.get(pool, _NOTHING)
         found[pool] = PoolTotal(free_count=before.free_count + size * len(nodes), sizes=(*before.sizes, size))
     return found
-
-
-def _is_sorted(free: tuple[tuple[int, DeviceId], ...]) -> bool:
-    return all(map(lt, free, free[1:]))
 
 
 def _less(nodes: tuple[NodeId, ...], gone: NodeId) -> tuple[NodeId, ...]:

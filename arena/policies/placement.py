@@ -75,9 +75,10 @@ def place(capacity: Capacity, group: GpuGroup, wanted: Wanted = ANYWHERE) -> All
 def fits(capacity: Capacity, group: GpuGroup) -> bool:
     """Tell quickly whether a group could fit: exact for one type and one zone, else a necessary condition only."""
     for part in group.parts:
-        if capacity.largest_hole(part.gpu_type, part.zone) < part.node_counts[0]:
+        free, hole = capacity.free_and_hole(part.gpu_type, part.zone)
+        if hole < part.node_counts[0] or free < sum(part.node_counts):
             return False
-    return not _lacks(capacity, group)
+    return len(group.parts) == 1 or not _lacks(capacity, group)
 
 
 def fits_when_empty(capacity: Capacity, group: GpuGroup) -> bool:
@@ -247,7 +248,7 @@ def refused(capacity: Capacity, group: GpuGroup, wanted: Wanted = ANYWHERE) -> R
 def _room(capacity: Capacity, gpu_type: str, allowed: Set[NodeId] | None) -> tuple[int, int]:
     """Return the free devices of a type and the most of them on one node, over the allowed nodes."""
     if allowed is None:
-        return capacity.free_count(gpu_type), capacity.largest_hole(gpu_type)
+        return capacity.free_and_hole(gpu_type)
     rooms = (capacity.rooms.get(node_id) for node_id in allowed)
     sizes = [len(room.free) for room in rooms if room is not None and room.pool[0] == gpu_type]
     return sum(sizes), max(sizes, default=0)

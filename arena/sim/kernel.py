@@ -8,14 +8,12 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
+_PRIORITY_UNIT = 1 << 48
+"""Sequence numbers of one priority; an order is one number, since numbers are compared fastest."""
 
-class Scheduled(list[object], Generic[Item]):
-    """A place in the queue: instant, priority, sequence number, item; None once it was taken or called off.
 
-    A list, because lists compare without running Python code and the sequence number decides before the item.
-    """
-
-    __slots__ = ()
+Scheduled = tuple[float, int]
+"""A place in the queue: the instant, and the order among what happens at that instant."""
 
 
 @dataclass(slots=True)
@@ -27,29 +25,32 @@ class Kernel(Generic[Item]):
     """
 
     now_s: float = 0.0
-    _heap: list[Scheduled[Item]] = field(default_factory=list)
+    _heap: list[Scheduled] = field(default_factory=list)
+    _items: dict[int, Item] = field(default_factory=dict)
     _sequence: int = 0
-    _live_count: int = 0
 
-    def push(self, at_s: float, item: Item, *, priority: int = 0) -> Scheduled[Item]:
+    def push(self, at_s: float, item: Item, *, priority: int = 0) -> Scheduled:
         """Schedule an item; an instant in the past means now. What is returned can be cancelled."""
         self._sequence += 1
-        self._live_count += 1
-        entry: Scheduled[Item] = Scheduled((max(at_s, self.now_s), priority, self._sequence, item))
+        order = priority * _PRIORITY_UNIT + self._sequence
+        entry = (max(at_s, self.now_s), order)
+        self._items[order] = item
         heapq.heappush(self._heap, entry)
         return entry
 
-    def cancel(self, entry: Scheduled[Item]) -> None:
+    def cancel(self, entry: Scheduled) -> None:
         """Call an item off; nothing happens if it was taken or called off before."""
-        if entry[3] is not None:
-            entry[3] = None
-            self._live_count -= 1
+        self._items.pop(entry[1], None)
 
     def peek_s(self) -> float | None:
         """Return the instant of the next item."""
-        while self._heap and self._heap[0][3] is None:
-            heapq.heappop(self._heap)
-        return float(self._heap[0][0]) if self._heap else None  # type: ignore[arg-type]
+        heap = self._heap
+        while heap:
+            at_s, order = heap[0]
+            if order in self._items:
+                return at_s
+            heapq.heappop(heap)
+        return None
 
     def pop(self) -> Item:
         """Go to the next item's instant and return it.
@@ -57,13 +58,11 @@ class Kernel(Generic[Item]):
         Raises:
             IndexError: Nothing is scheduled.
         """
-        at_s = self.peek_s()
-        entry = heapq.heappop(self._heap)
-        assert at_s is not None
-        self.now_s = at_s
-        item, entry[3] = entry[3], None
-        self._live_count -= 1
-        return item  # type: ignore[return-value]
+        while True:
+            at_s, order = heapq.heappop(self._heap)
+            if order in self._items:
+                self.now_s = at_s
+                return self._items.pop(order)
 
     def __len__(self) -> int:
-        return self._live_count
+        return len(self._items)

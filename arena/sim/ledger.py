@@ -96,11 +96,12 @@ class Ledger:
 
     def watch(self, step: Step) -> None:
         """Take a step into account."""
-        self.decision_count += step.decision is not None
+        if step.decision is not None:
+            self.decision_count += 1
         for attempt in step.attempts:
             self._attempt(attempt, step.at_s)
         for job in step.jobs:
-            if job.state.is_terminal:
+            if job.ended_at_s is not None:
                 self._job(job)
 
     def _attempt(self, attempt: AttemptRecord, at_s: float) -> None:

@@ -98,7 +98,7 @@ class Replay:
         ledger = Ledger(step_s=self._step_s(jobs), profile_s=self.costs.profile_s, profile_gpus=self.costs.profile_gpus)
         budgets = Budgets.of(job.spec for job in jobs)
 
-        def watching(step: Step) -> None:
+        def both(step: Step) -> None:
             ledger.watch(step)
             if watch is not None:
                 watch(step)
@@ -118,7 +118,7 @@ class Replay:
             source=self._source(jobs, begins_s),
             is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,
-            watch=watching,
+            watch=ledger.watch if watch is None else both,
             kernel=Kernel(now_s=begins_s),
         )
         simulation.run(until_s=until_s)

@@ -17,7 +17,7 @@ from arena.engine.ports import Restored, Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
-from arena.sim.kernel import Kernel, Scheduled
+from arena.sim.kernel import Kernel
 from arena.sim.world import ARRIVALS_LAST, Fate, SimWorld
 
 HORIZON_S = 1e14
@@ -35,7 +35,8 @@ class Simulation:
         config: The engine's deadlines and budgets.
         fates: How jobs really go; who is missing ends at the limit of its specification.
         source: What happens from outside, in order of time; drawn one by one, so it may be without end.
-        is_over: Asked after every event whether the run has ended, where the source never does.
+        is_over: Asked whether the run has ended, where the source never does: after every event that changed a job, and
+            while there is none.
         check: Examine every state for broken invariants; slower.
         watch: Called with every step. By default steps and ended jobs are kept; with a watcher they are not, so that
             memory stays flat.
@@ -55,7 +56,7 @@ class Simulation:
     ended: dict[JobId, JobRecord] = field(default_factory=dict)
     engine: Engine = field(init=False)
     world: SimWorld = field(init=False)
-    _drawn: Scheduled[Event] | None = None
+    _drawn: Event | None = None
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.policy, self.config)
@@ -81,22 +82,29 @@ class Simulation:
             event = self._next(until_s)
             if event is None:
                 return
-            self.handle(event)
-            if self.is_over is not None and self.is_over():
+            step = self.handle(event)
+            if self.is_over is not None and (step.jobs or not self.engine.state.jobs) and self.is_over():
                 return
         raise InternalError(f"the simulation did not end within {events_max} events")
 
     def _draw(self) -> None:
         """Keep the next thing from outside scheduled."""
         following = next(self.source, None)
-        self._drawn = None if following is None else self.kernel.push(*following, priority=ARRIVALS_LAST)
+        if following is not None:
+            at_s, self._drawn = following
+            self.kernel.push(at_s, self._drawn, priority=ARRIVALS_LAST)
 
     def _next(self, until_s: float) -> Event | None:
-        if self._drawn is None or self._drawn[3] is None:
+        if self._drawn is None:
             self._draw()
         event_at_s, wakeup_s = self.kernel.peek_s(), self.engine.next_wakeup_s
         if event_at_s is not None and (wakeup_s is None or wakeup_s >= event_at_s):
-            return self.kernel.pop() if event_at_s <= until_s else None
+            if event_at_s > until_s:
+                return None
+            event = self.kernel.pop()
+            if event is self._drawn:
+                self._drawn = None
+            return event
         if wakeup_s is None or wakeup_s > until_s:
             return None
         if event_at_s is None and not self.engine.state.jobs:

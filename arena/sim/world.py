@@ -78,7 +78,7 @@ class _Run:
     began_step: int = 0
     step_s: float = 1.0
     saving_since_s: float | None = None
-    pending: list[Scheduled[Event]] = field(default_factory=list)
+    pending: list[Scheduled] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
