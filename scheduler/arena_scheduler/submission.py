@@ -17,7 +17,15 @@ from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
 from arena.domain.reason import Reason, ReasonCode, cause_of_refusal, reason
 from arena.engine.state import ClusterState, shape_of
-from arena.errors import InfeasibleError, InternalError, PermissionDeniedError, RefusedError, SpecError, UserError
+from arena.errors import (
+    ArenaError,
+    InfeasibleError,
+    InternalError,
+    PermissionDeniedError,
+    RefusedError,
+    SpecError,
+    UserError,
+)
 from arena.policies.base import Admission
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
@@ -29,7 +37,7 @@ from arena_scheduler.reading import LiveStore
 INFEASIBLE_NAMED_MAX = 5
 REQUESTS_REMEMBERED = 100_000
 PLANNED_WITHIN_S = 2.0
-"""A deadline waits so long at most for the one before it to be in the plan."""
+"""So long at most a grid is waited for that is not needed: for a warning, or for the deadline before this one."""
 
 AskAdmission = Callable[[ClusterState, JobSpec, Grid, float], Admission | None]
 
@@ -123,9 +131,17 @@ class Submission:
     async def _doubts(self, spec: JobSpec) -> tuple[Reason, ...]:
         """Return what the user of a job may not have meant."""
         shape, view = self._present_shape(), self._view
-        planned = (await self._grids.get(spec, shape)).grid if shape.pools else None
+        planned = await self._grid_if_soon(spec, shape)
         known = Known(state=view.state, shape=shape, tenants=view.tenants, usd_per_hour=view.usd_per_hour)
         return tuple(doubts(spec, known, planned))
+
+    async def _grid_if_soon(self, spec: JobSpec, shape: ClusterShape) -> Grid | None:
+        """Return a job's grid; None if it takes long or cannot be made, for a warning keeps no job out."""
+        if shape.pools:
+            with contextlib.suppress(TimeoutError, ArenaError):
+                async with asyncio.timeout(PLANNED_WITHIN_S):
+                    return (await self._grids.get(spec, shape)).grid
+        return None
 
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Take a job and return once it is on disk; the same request again gives the same job.

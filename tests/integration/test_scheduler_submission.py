@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arena.errors import InfeasibleError, RefusedError, SpecError
+from arena.domain.cluster import ClusterShape
+from arena.domain.grid import Grid
+from arena.domain.job import JobSpec
+from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError
 from arena.policies.base import Admission
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.submission import Submission
@@ -146,3 +150,23 @@ async def test_doubts_come_with_the_answer_and_with_that_of_a_dry_run(tmp_path: 
             assert [one.code for one in found.warnings] == ["project_unknown", "budget_not_enough"]
         again = await submission.submit(spec, ANN, "second", allow_infeasible=False)
         assert [one.code for one in again.warnings] == ["budget_not_enough"]  # now there is a job of that project
+
+
+async def test_a_job_that_may_wait_for_a_cluster_waits_for_no_grid_to_be_taken(tmp_path: Path) -> None:
+    is_over = threading.Event()
+
+    class Stuck:
+        version = "stuck"
+
+        def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+            is_over.wait()
+            raise InternalError("no grid today")
+
+    try:
+        async with cluster_of(quick_config(tmp_path), source=Stuck()) as cluster:
+            agent = await cluster.agent(node_info("n1"))
+            await agent.next_of("verdict")
+            assert await cluster.client().submit(train_spec("x"), allow_infeasible=True)
+            is_over.set()
+    finally:
+        is_over.set()
