@@ -71,9 +71,8 @@ def test_lent_gpus_are_taken_back_and_lent_again(cluster: ProcessCluster) -> Non
     assert share["names"]["share"] == "2 cpu"
     assert share["numbers"]["used"] == 2
     text = cluster.arena("status").stdout
-    assert "PROJECT  GUARANTEED     USED  BORROWED  LENT  RUNNING  WAITING" in text
-    assert "red      2 of any type     2         0     0        1        0" in text
-    assert "blue     2 cpu             2         0     0        1        1" in text
+    assert "red uses 2 of 2 of any type, 1 running\n" in text
+    assert "blue uses 2 of 2 cpu, 1 running, 1 waiting\n" in text
 
     cluster.client.cancel([red])
     wait_until(lambda: shares(cluster)["red"] == lent, "what red had is lent again")
