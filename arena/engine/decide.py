@@ -177,11 +177,12 @@ def _check_movable(state: ClusterState, job_id: JobId, choice: Choice | None) ->
 
 def _check_shape(job_id: JobId, choice: Choice) -> None:
     allocation, plan = choice.allocation, choice.plan
-    if allocation.gpu_count != choice.group.gpu_count or len(allocation.device_ids) != allocation.gpu_count:
-        raise InternalError(f"job {job_id}: {allocation.gpu_count} devices do not make the group {choice.group}")
-    if plan is not None and plan.gpu_count != allocation.gpu_count:
-        raise InternalError(f"job {job_id}: plan {plan} needs {plan.gpu_count} GPUs, gets {allocation.gpu_count}")
     counts = [len(share.device_ids) for share in allocation.shares]
+    gpu_count = sum(counts)
+    if gpu_count != choice.group.gpu_count or len(allocation.device_ids) != gpu_count:
+        raise InternalError(f"job {job_id}: {gpu_count} devices do not make the group {choice.group}")
+    if plan is not None and plan.gpu_count != gpu_count:
+        raise InternalError(f"job {job_id}: plan {plan} needs {plan.gpu_count} GPUs, gets {gpu_count}")
     if plan is not None and splits_tensor_parallel_group(plan, counts):
         raise InternalError(f"job {job_id}: plan {plan} would split a tensor-parallel group over nodes {counts}")
 

@@ -6,7 +6,7 @@ the next ``ClusterState``; if a handler raises, the draft is dropped and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from immutables import Map
@@ -29,6 +29,7 @@ from arena.domain.records import (
 from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
+from arena.engine.entries import Entries, Entry
 from arena.engine.ports import Step
 from arena.engine.state import ClusterState, pool_of, wants_devices
 from arena.errors import InternalError
@@ -51,7 +52,7 @@ class Draft:
         self.state = thaw(state)
         self._open: Any = self.state
         self._commands: list[Command] = []
-        self._history: list[HistoryEntry] = []
+        self._entries: list[Entry] = []
         self._jobs: dict[JobId, JobRecord] = {}
         self._attempts: dict[AttemptId, AttemptRecord] = {}
         self._nodes: dict[NodeId, NodeRecord] = {}
@@ -77,34 +78,7 @@ class Draft:
         **data: object,
     ) -> None:
         """Add a history entry; data that are None are left out."""
-        self._enter(
-            kind,
-            message,
-            {key: value for key, value in data.items() if value is not None} if None in data.values() else data,
-            (job_id, attempt_id, node_id),
-        )
-
-    def _enter(
-        self,
-        kind: EntryKind,
-        message: str,
-        data: dict[str, object],
-        ids: tuple[JobId | None, AttemptId | None, NodeId | None],
-    ) -> None:
-        index = self._open.history_index = self.state.history_index + 1
-        job_id, attempt_id, node_id = ids
-        self._history.append(
-            HistoryEntry(
-                index=index,
-                at_s=self.now_s,
-                kind=kind,
-                message=message,
-                job_id=job_id,
-                attempt_id=attempt_id,
-                node_id=node_id,
-                data=data,
-            )
-        )
+        self._entries.append((kind, message, job_id, attempt_id, node_id, data))
 
     # Records
 
@@ -138,12 +112,15 @@ class Draft:
         told = f"{before} -> {job.state}"
         if job.error and job.state.is_terminal:
             told += f": {job.error}"
-        facts: dict[str, object] = {"before": str(before), "after": str(job.state)}
-        if job.error:
-            facts["error"] = job.error
-        if job.result:
-            facts["result"] = job.result
-        self._enter(EntryKind.JOB_STATE, told, facts, (job.job_id, None, None))
+        self.record(
+            EntryKind.JOB_STATE,
+            told,
+            job_id=job.job_id,
+            before=str(before),
+            after=str(job.state),
+            error=job.error or None,
+            result=job.result or None,
+        )
 
     def _forget_job(self, job_id: JobId) -> None:
         state = self.state
@@ -351,6 +328,10 @@ class Draft:
 
     def finish(self) -> tuple[ClusterState, Step]:
         """Return the next state and the step that leads to it; the draft is done with then."""
+        history: Sequence[HistoryEntry] = ()
+        if self._entries:
+            history = Entries(self.state.history_index, self.now_s, self._entries)
+            self._open.history_index += len(self._entries)
         return freeze(self.state), Step(
             event=self._event,
             at_s=self.now_s,
@@ -358,7 +339,7 @@ class Draft:
             jobs=tuple(self._jobs.values()) if self._jobs else (),
             attempts=tuple(self._attempts.values()) if self._attempts else (),
             nodes=tuple(self._nodes.values()) if self._nodes else (),
-            history=tuple(self._history),
+            history=history,
             decision=self.decision,
             decision_index=self.state.decision_index,
         )

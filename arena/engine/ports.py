@@ -57,7 +57,7 @@ class Step:
     jobs: tuple[JobRecord, ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
-    history: tuple[HistoryEntry, ...] = ()
+    history: Sequence[HistoryEntry] = ()
     decision: Decision | None = None
     decision_index: int = 0
 

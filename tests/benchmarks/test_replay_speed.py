@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import process_time
 
@@ -33,6 +34,18 @@ LOAD = 0.95
 
 PHILLY = shape(("a100", 4, 80), ("v100", 16, 20), ("a40", 2, 160), ("a10", 2, 160))
 SPEED_BY_TYPE = {"a100": 1.0, "v100": 0.45, "a40": 0.5, "a10": 0.35}
+
+
+@pytest.fixture(autouse=True)
+def collecting_like_the_command_line() -> Iterator[None]:
+    """Collect garbage as ``arena.cli.main`` does, not all of pytest's objects again and again."""
+    threshold = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
+    yield
+    gc.set_threshold(*threshold)
+    gc.unfreeze()
 
 
 @dataclass(slots=True)
