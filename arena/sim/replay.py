@@ -109,6 +109,7 @@ class Replay:
                     simulation.at(step.at_s, JobWishChanged(job_id=job.job_id, wish="run", by=job.user))
 
         begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
+        is_ledger_enough = watch is None and budgets is None and not self.disturbances
         simulation = Simulation(
             policy=self.policy,
             grids=self.grids,
@@ -118,7 +119,7 @@ class Replay:
             source=self._source(jobs, begins_s),
             is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,
-            watch=ledger.watch if watch is None else both,
+            watch=ledger.watch if is_ledger_enough else both,
             kernel=Kernel(now_s=begins_s),
         )
         simulation.run(until_s=until_s)
