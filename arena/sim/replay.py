@@ -12,10 +12,9 @@ from arena.domain.events import Event, JobSubmitted, JobWishChanged, NodeRegiste
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
-from arena.domain.records import AttemptRecord, JobState
+from arena.domain.records import NODE_GOES, AttemptRecord, JobRecord, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
-from arena.engine.spending import is_spent
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.budgets import GIVEN_UP, Budgets
@@ -105,7 +104,7 @@ class Replay:
             for job_id in () if budgets is None else budgets.given_up(step, simulation.engine.state):
                 simulation.at(step.at_s, JobWishChanged(job_id=job_id, wish="cancel", by=GIVEN_UP))
             for job in step.jobs if self.disturbances else ():
-                if job.state is JobState.HELD and not is_spent(job):  # its node went: its user has it repeated
+                if _is_held_for_its_node(job):  # its user has it repeated
                     simulation.at(step.at_s, JobWishChanged(job_id=job.job_id, wish="run", by=job.user))
 
         begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
@@ -171,3 +170,8 @@ def nodes_of(shape: ClusterShape) -> Iterable[NodeInfo]:
                 port_high=29999,
                 zone=pool.zone,
             )
+
+
+def _is_held_for_its_node(job: JobRecord) -> bool:
+    """Tell whether a program is held because its node went; another hold is a fault of ours, and repeats for ever."""
+    return job.state is JobState.HELD and any(one.code in NODE_GOES for one in job.reasons)

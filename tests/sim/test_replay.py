@@ -240,3 +240,19 @@ def test_greedy_makes_room_by_the_step_that_costs_least() -> None:
     found = greedy(wide("x", 0.0, 150), wide("y", 100.0, 100), asks=asks)
     assert found["y"] == 300.0
     assert found["x"] == pytest.approx(300.0 + (150 - 50 - 66) * 2.0, abs=4.0)
+
+
+def test_who_cannot_pay_on_gives_up_also_where_nobody_watches() -> None:
+    """A GPU costs a dollar a second: 300 of them do not buy 500 steps of a second each."""
+    replay = Replay(
+        shape=shape(("cpu", 1, 1)),
+        policy=make_policy("fcfs"),
+        grids=table({("cpu", (1,)): 1.0}),
+        costs=FREE,
+        config=replace(REPLAY_CONFIG, usd_per_hour={"cpu": 3600.0}),
+        check=True,
+    )
+    jobs = [job("poor", 0.0, 500, budget_usd=300.0), job("next", 1.0, 10)]
+    found = {one.job_id: one for one in replay.run(jobs).outcomes}
+    assert {name: one.state for name, one in found.items()} == {"poor": JobState.CANCELLED, "next": JobState.SUCCEEDED}
+    assert found["poor"].gpu_seconds <= 300.0
