@@ -273,5 +273,8 @@ def _with_changes(sums: _Sums, changes: Iterable[_Change]) -> _Sums:
 def _with_values(moments: Moments, keys: tuple[LengthKey, ...], values: list[_Counted]) -> Moments:
     for key in keys if values else ():
         new = moments.get(key, NO_MOMENTS).plus(values)
-        moments = moments.set(key, new) if new.job_count else moments.delete(key)
+        if new.job_count:
+            moments = moments.set(key, new)
+        elif key in moments:  # else it came and went within these
+            moments = moments.delete(key)
     return moments

@@ -130,3 +130,10 @@ def test_only_the_latest_are_remembered_whatever_their_users_call_themselves() -
     assert history.ended == of_latest.ended == LengthHistory.of(jobs).ended
     assert len(history.ended) == ENDED_JOBS_MAX
     assert len(history.gpu_s) == 2 * ENDED_JOBS_MAX + 1
+
+
+def test_a_job_that_is_the_oldest_of_too_many_of_one_instant_teaches_nothing() -> None:
+    jobs = [ended(index, 100, ended_at_s=5.0) for index in range(1, ENDED_JOBS_MAX + 1)]
+    history = after(*jobs).after(ended(0, 100, ended_at_s=5.0, user="zoe"))
+    assert ("zoe",) not in history.gpu_s
+    assert history == after(*jobs)
