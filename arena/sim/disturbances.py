@@ -52,7 +52,7 @@ def merged(disturbances: Sequence[Disturbance], nodes: Sequence[NodeInfo], from_
                 causes[info.node_id].discard(index)
                 if not causes[info.node_id]:
                     lives[info.node_id] += 1
-                    notice = _left(going.pop(info.node_id, None), at_s)
+                    notice = _left(going.get(info.node_id), at_s)
                     yield at_s, NodeRegistered(info=_reborn(info, lives[info.node_id]), notice=notice)
             case NodeNoticeChanged(node_id=node_id, notice=ReclaimNotice(within_s=within_s, why=why)):
                 going[node_id] = at_s + within_s, why

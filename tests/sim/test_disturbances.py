@@ -103,11 +103,13 @@ def test_words_come_in_order_and_a_node_lent_again_within_its_grace_goes_first()
 
 
 def test_a_node_that_is_repaired_while_it_is_asked_back_still_goes() -> None:
-    """Asked back at 240 s with 100 s of grace; broken from 250 to 260 s; 80 s are left when it registers."""
+    """Asked back at 240 s with 100 s of grace; broken from 250 to 260 s and from 270 to 290: 80 and 50 s are left."""
     nodes = list(nodes_of(shape(("cpu", 1, 1))))
-    events = list(merged((Broken(250.0, 260.0), lent((240.0, False), grace_s=100.0)), nodes, 0.0))
+    broken = (Broken(250.0, 260.0), Broken(270.0, 290.0))
+    events = list(merged((*broken, lent((240.0, False), grace_s=100.0)), nodes, 0.0))
     assert [(at_s, event.notice) for at_s, event in events if isinstance(event, NodeRegistered)] == [
-        (260.0, ReclaimNotice(within_s=80.0, why="asked back"))
+        (260.0, ReclaimNotice(within_s=80.0, why="asked back")),
+        (290.0, ReclaimNotice(within_s=50.0, why="asked back")),
     ]
 
 
