@@ -7,8 +7,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from arena.cli.main import run
 from arena.engine.engine import Engine
 from arena.engine.invariants import violations
+from tests.fakes.command_line import Arena, Done
 
 # A change is judged by what it did, not by what was drawn this time; `make explore` draws anew and looks further.
 settings.register_profile("same", derandomize=True)
@@ -30,3 +32,15 @@ def _engines_end_sound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for engine in made:
         assert violations(engine.state) == []
+
+
+@pytest.fixture
+def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
+    """Runs command lines of ``arena`` in this process."""
+
+    def call(*argv: object) -> Done:
+        code = run([str(part) for part in argv])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return call

@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from arena.cli.main import run
 from arena.domain.allocation import GpuGroup
 from arena.domain.grid import Cell, Estimate, Grid, PlanEstimate
 from arena.domain.job import JobId
@@ -19,7 +16,7 @@ from arena.policies.greedy_rosters import Ask, data_parallel_only
 from arena.sim.replay import Replay, ReplayJob
 from arena_traces.formats.log_writing import log_job, log_lines
 from tests.builders import job_record, shape, train_spec
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.sim.test_replay import FREE, job, table
 from tests.trace_files import ARENA_HEAD, written
 from tests.trace_files import table as rows_of
@@ -90,16 +87,6 @@ def test_of_each_group_the_fastest_plan_with_whole_replicas_is_left() -> None:
     )
     [found] = data_parallel_only(grid).cells
     assert (found.group, found.best, found.others) == (group, plan(4, 1, 1.5), ())
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 def log_of(path: Path, *layers: int) -> Path:

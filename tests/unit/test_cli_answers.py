@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.main import run
 from arena.cli.words import short_text
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import JobState, Wish
@@ -18,7 +17,7 @@ from arena.rpc.v1 import job_service_pb2 as pb
 from arena.rpc.views import DecisionView, TenantShare, job_view
 from tests.builders import command_spec, job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
@@ -32,9 +31,7 @@ def fake() -> Iterator[FakeScheduler]:
 
 
 @pytest.fixture
-def arena(
-    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Arena]:
+def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
     """Runs command lines in a directory with a job file, in UTC, with the fake scheduler in the environment."""
     monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -43,12 +40,7 @@ def arena(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(SPEC)
 
-    def call(*argv: str) -> Done:
-        code = run(argv)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    yield call
+    yield arena
     monkeypatch.undo()
     time.tzset()
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from arena.cli.main import run
 from arena.domain.job import CheckpointSpec, ModelSpec
 from arena.domain.parameters import parameters_of
 from arena_agent.checkpoints.boxes import whole_box
@@ -24,20 +23,10 @@ from arena_agent.checkpoints.files import write_rank_file
 from arena_agent.checkpoints.manifest import Manifest, expected_tensors
 from tests.builders import job_record, train_spec
 from tests.fakes.checkpoint_places import SHAPES, manifest_of, place_at, save, value_at
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.main import run
 from arena.cli.output import Output
 from arena.cli.status import gpu_bar, write_status
 from arena.client import LogChunk
@@ -25,7 +24,7 @@ from arena.rpc.v1 import common_pb2
 from arena.rpc.views import DecidedJob, DecisionView, GpuCounts
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
@@ -45,9 +44,7 @@ def fake() -> Iterator[FakeScheduler]:
 
 
 @pytest.fixture
-def arena(
-    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Iterator[Arena]:
+def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
     """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
     monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
@@ -55,12 +52,7 @@ def arena(
     time.tzset()
     monkeypatch.chdir(tmp_path)
 
-    def call(*argv: str) -> Done:
-        code = run(argv)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    yield call
+    yield arena
     monkeypatch.undo()
     time.tzset()
 

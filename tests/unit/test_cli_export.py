@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.main import run
 from arena.domain.records import JobState
 from arena_traces.reading import read_trace
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 
@@ -32,15 +31,9 @@ def fake() -> Iterator[FakeScheduler]:
 
 
 @pytest.fixture
-def arena(fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Arena:
+def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch) -> Arena:
     monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
-
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
+    return arena
 
 
 def test_every_job_of_ours_is_in_the_log_once(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from arena.cli import replay_runs
-from arena.cli.main import run
 from arena.cli.replay_inputs import Files, grids_of, read_inputs
 from arena.cli.replay_jobs import length_factor, prepared
 from arena.cli.replay_options import ReplayOptions
@@ -43,16 +42,6 @@ classes:
       - {name: net__1B, global_batch: 8, gpu_seconds_per_step: 2.5}
       - {name: net__1B, global_batch: 8, gpu_seconds_per_step: 25}
 """
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture

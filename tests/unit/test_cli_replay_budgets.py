@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from arena.cli.main import run
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId
@@ -15,20 +14,10 @@ from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import AttemptRecord, EndKind, JobState
 from arena_traces.formats.log_writing import log_job, log_lines
 from tests.builders import command_spec, job_record
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 
 RAN_S = 1_000.0
 """Of every job, at 1 USD a second."""
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 def ran(job_id: str, **fields: Any) -> Any:

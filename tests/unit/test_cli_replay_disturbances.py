@@ -7,23 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.main import run
 from tests.fakes.command_line import Arena, Done
 from tests.trace_files import ARENA_HEAD, ITP_HEAD, table, written
 
 LENT = "reclaims: [{type: cpu, trace: spot.csv, grace_s: 20}]\ncheckpoint_every_s: 50\nnode_grace_s: 15\n"
 SPOT = "at_s,nodes\n0,2\n100,1\n400,2\n"
 STEPS = "workload,global_batch,group,step_time_s\nnet__1B,8,cpu 1,1\nnet__1B,8,cpu 1+1,0.5\n"
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture

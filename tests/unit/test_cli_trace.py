@@ -8,19 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.main import run
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.trace_files import ITP_HEAD, table, written
-
-
-@pytest.fixture
-def arena(capsys: pytest.CaptureFixture[str]) -> Arena:
-    def call(*argv: object) -> Done:
-        code = run([str(part) for part in argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture
