@@ -35,7 +35,9 @@ def look_at(draft: Draft, attempt: AttemptRecord) -> None:
     if node is not None and at_s is not None and draft.now_s >= at_s:
         _leave(draft, attempt, node)
     elif at_s != attempt.leave_at_s:
-        draft.put_attempt(replace(attempt, leave_at_s=at_s))
+        is_withdrawn = at_s is None and attempt.has_till_its_node_goes
+        asked_at_s = draft.now_s if is_withdrawn else attempt.stop_requested_at_s  # its job's grace begins now
+        draft.put_attempt(replace(attempt, leave_at_s=at_s, stop_requested_at_s=asked_at_s))
 
 
 def _first_to_go(draft: Draft, attempt: AttemptRecord) -> NodeRecord | None:

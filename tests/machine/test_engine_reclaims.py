@@ -8,6 +8,7 @@ import pytest
 
 from arena.domain.commands import StopAttempt
 from arena.domain.events import (
+    Event,
     HeldAttempt,
     JobSubmitted,
     JobWishChanged,
@@ -116,9 +117,30 @@ def test_a_save_that_hangs_is_killed_also_when_the_word_is_withdrawn() -> None:
     sim.world.costs = replace(sim.costs, save_s=10_000.0)
     sim.at(60.0, notice(60.0))
     sim.at(80.0, notice(None))
-    sim.run(until_s=105.0)
-    assert stops(sim) == [(60.0, "save", 60.0), (100.0, "kill", 0.0)]
+    sim.run(until_s=125.0)
+    assert stops(sim) == [(60.0, "save", 60.0), (80.0 + 30.0 + 10.0, "kill", 0.0)]
     assert (job_of(sim).state, job_of(sim).epoch) == (JobState.RUNNING, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (notice(600.0), notice(None)),
+        (
+            NodeDrainChanged(node_id=N1, drain=True, by="root", why="new fans", within_s=600.0),
+            NodeDrainChanged(node_id=N1, drain=False, by="root"),
+        ),
+    ],
+)
+def test_a_long_save_is_not_killed_because_its_node_stays_after_all(first: Event, then: Event) -> None:
+    """A save of 100 s, the word withdrawn after 90: its job's grace of 30 s begins then."""
+    sim = running(spec=gang(stop={"steps": 100_000}))
+    sim.world.costs = replace(sim.costs, save_s=100.0)
+    sim.at(60.0, first)
+    sim.at(150.0, then)
+    sim.run(until_s=170.0)
+    assert stops(sim) == [(60.0, "save", 600.0)]
+    assert (job_of(sim).state, job_of(sim).progress.lost_steps) == (JobState.RUNNING, 0)
 
 
 def test_what_is_not_saved_in_time_costs_its_steps_and_no_budget() -> None:
