@@ -201,7 +201,7 @@ def _recursion(jobs: Sequence[tuple[float, tuple[_Rise, ...]]], begins_at: float
     stands_for = -(-len(jobs) // HOLDERS_MAX)
     values = []
     for at, (weight, own) in enumerate(jobs):
-        value, best = _value(weight, own, held)
+        value, best = _value(weight, own, held) if len(own) > 1 else (_only_value(weight, own[0], held), 0)
         values.append(value)
         if at % stands_for == 0:
             held.put(value, own, best, min(stands_for, len(jobs) - at))
@@ -245,6 +245,18 @@ class _Held:
                 worths.pop()
                 widths.pop()
                 self.free += width
+
+
+def _only_value(weight: float, rise: _Rise, held: _Held) -> float:
+    """Return the same as ``_value`` for a job with one corner: most jobs of a cluster of scripts."""
+    _, speed, need, _ = rise
+    loss, width, worth, position = 0.0, max(held.free, 0.0), 0.0, len(held.worths)
+    while need > width and position:
+        loss += width * worth
+        need -= width
+        position -= 1
+        worth, width = -held.worths[position], held.widths[position]
+    return weight / speed if need > width + _NOTHING else (weight + (loss + need * worth)) / speed
 
 
 def _value(weight: float, own: Sequence[_Rise], held: _Held) -> tuple[float, int]:

@@ -163,6 +163,8 @@ class Market:
         entitled: Contenders that find devices before others (see ``shares``).
         claims: Columns that tenants claim: a choice in which one of them finds no devices is not looked at further.
         kept: Nodes that are kept for contenders that cannot start yet (see ``reservations``).
+        rested_at_s: When the first job that was launched too often of late may be moved again, None where none was.
+            Nothing else may happen until then, and what it could have would lie idle.
         outside: Jobs with deadlines that start or change at present and could be stopped afterwards: nothing of
             theirs is chosen now, but what they will need must be left to them (see ``deadlines``).
     """
@@ -181,6 +183,7 @@ class Market:
     entitled: frozenset[int] = frozenset()
     claims: frozenset[int] = frozenset()
     kept: tuple[Kept, ...] = ()
+    rested_at_s: float | None = None
     outside: tuple[Contender, ...] = ()
 
     def cell(self, column: int) -> Cell:
@@ -338,7 +341,9 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
     contenders = _contenders(roster, competing, moves, now_s)
     market = _columns(rows, supply, (roster, competing, contenders), kept)
     outside = tuple(_outside(snapshot, made, roster, movable))
-    market = replace(market, outside=outside) if outside else market
+    often = np.flatnonzero(moves[: roster.held_count] >= MOVES_MAX).tolist()
+    rested_s = rested_among_s([roster.members[at].record for at in often], now_s)
+    market = market if rested_s is None and not outside else replace(market, outside=outside, rested_at_s=rested_s)
     pace = paces(market.facts, now_s, snapshot.restart_s)
     return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
 
@@ -421,16 +426,8 @@ def _recent_moves(job: JobRecord, now_s: float) -> int:
     return sum(now_s - at_s < MOVES_S for at_s in again)
 
 
-def rested_at_s(snapshot: Snapshot) -> float | None:
-    """Return when the first job that was launched too often of late may be moved again, None where there is none.
-
-    Nothing else may happen until then, and what it could have would lie idle.
-    """
-    return rested_among_s([snapshot.jobs[job_id] for job_id in snapshot.holding], snapshot.now_s)
-
-
 def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
-    """Return the same of some of the jobs that have something."""
+    """Return when the first of some jobs that have something may be moved again, see ``Market.rested_at_s``."""
     often = [job for job in running if len(job.launched_at_s) >= MOVES_MAX and job.spec.preemptible]
     instants = [
         job.launched_at_s[-MOVES_MAX] + MOVES_S + 1.0  # not a rounding error too early

@@ -28,7 +28,7 @@ from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Crew, Curve, concave, values_of
-from arena.policies.priced.market import Market, Tables, market_of, rested_at_s
+from arena.policies.priced.market import Market, Tables, market_of
 from arena.policies.priced.promising import no_cell, with_cause
 from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.roster import steps_in_time, work_made
@@ -68,7 +68,7 @@ class PricedPolicy:
         planning = {job_id: PLANNING for job_id in snapshot.waiting if job_id not in snapshot.grids}
         hopeless = _hopeless(snapshot, market)
         if not len(market.job):
-            return Decision(reasons={**planning, **hopeless}, look_again_at_s=rested_at_s(snapshot))
+            return Decision(reasons={**planning, **hopeless}, look_again_at_s=market.rested_at_s)
         problem = _problem(snapshot, market, self.changes)
         market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
         choices = _choices(market, answer.chosen, seats)
@@ -78,7 +78,7 @@ class PricedPolicy:
         return Decision(
             choices=choices,
             reasons=dict(sorted({**planning, **hopeless, **reasons}.items())),
-            look_again_at_s=_first(problem.claims.next_look_s, rested_at_s(snapshot)),
+            look_again_at_s=_first(problem.claims.next_look_s, market.rested_at_s),
             numbers=_numbers(market, answer),
         )
 

@@ -25,7 +25,7 @@ from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import NodeRoom, Pool
 from arena.policies.length_beliefs import declared_steps
 from arena.policies.length_estimates import JobKey
-from arena.policies.priced.columns import Floats
+from arena.policies.priced.columns import Floats, Ints
 
 if TYPE_CHECKING:
     from arena.policies.priced.market import Contender, Table
@@ -116,7 +116,8 @@ class Roster:
 
     Args:
         devices: All devices of the usable nodes; the numbers of nodes hold while it is this very object.
-        node_pool: Of each node, by number.
+        pools: Of these nodes.
+        node_pool: Of each node the number of its pool.
         held_count: How many have something.
         facts: Of each member; see ``FACTS``.
         keys: Users and kinds of work, also of former members.
@@ -125,10 +126,10 @@ class Roster:
 
     devices: Mapping[NodeId, NodeRoom]
     node_number: Mapping[NodeId, int]
-    node_pool: Sequence[Pool]
+    pools: Sequence[Pool]
+    node_pool: Ints
     ids: Sequence[JobId] = ()
     members: Sequence[Member] = ()
-    at: Mapping[JobId, int] = field(default_factory=dict)
     held_count: int = 0
     facts: NDArray[Any] = field(default_factory=lambda: np.empty(0, dtype=FACTS))
     keys: Numbered[JobKey] = field(default_factory=Numbered)
@@ -139,7 +140,10 @@ class Roster:
         """Return the roster of no jobs on some nodes."""
         names = sorted(devices)
         number = {node_id: at for at, node_id in enumerate(names)}
-        return cls(devices=devices, node_number=number, node_pool=[devices[node_id].pool for node_id in names])
+        pools = sorted({room.pool for room in devices.values()})
+        place = {pool: at for at, pool in enumerate(pools)}
+        node_pool = np.array([place[devices[node_id].pool] for node_id in names], dtype=np.intp)
+        return cls(devices=devices, node_number=number, pools=pools, node_pool=node_pool)
 
 
 Contending = Callable[[JobRecord, Holding | None, Grid | None], "Contender | None"]
@@ -155,11 +159,12 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
     """
     devices = snapshot.capacity.devices
     before = before if before is not None and before.devices is devices else Roster.nobody(devices)
-    held = _held_ids(snapshot, before)
-    ids = [*held, *snapshot.waiting]
-    if max(len(before.keys), len(before.tables)) > 2 * len(ids) + NUMBERS_KEPT:
+    if max(len(before.keys), len(before.tables)) > 2 * (len(snapshot.holding) + len(snapshot.waiting)) + NUMBERS_KEPT:
         before = Roster.nobody(devices)
-    members, source, fresh = _members(snapshot, before, (ids, len(held)), contending)
+    held = _held(snapshot, before)
+    places = {job_id: at for at, job_id in enumerate(before.ids[before.held_count :], before.held_count)}
+    waiting = [(job_id, None, places.get(job_id)) for job_id in snapshot.waiting]
+    members, source, fresh = _members(snapshot, before, [*held, *waiting], contending)
     tables = before.tables.with_more([(id(one.contender.table), one.contender.table) for one in fresh if one.contender])
     keys = before.keys.with_more([(one.key, one.key) for one in fresh])
     facts = before.facts
@@ -169,10 +174,10 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
     return Roster(
         devices=devices,
         node_number=before.node_number,
+        pools=before.pools,
         node_pool=before.node_pool,
-        ids=ids,
+        ids=[job_id for job_id, _, _ in held] + [job_id for job_id, _, _ in waiting],
         members=members,
-        at={job_id: at for at, job_id in enumerate(ids)},
         held_count=len(held),
         facts=facts[source],
         keys=keys,
@@ -180,32 +185,34 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
     )
 
 
-def _held_ids(snapshot: Snapshot, before: Roster) -> list[JobId]:
-    """Return the jobs that have something, by id; begun with those before, which are in order."""
-    holding = snapshot.holding
-    ids = [job_id for job_id in before.ids[: before.held_count] if job_id in holding]
-    if len(ids) < len(holding):
-        known = set(ids)
-        ids += [job_id for job_id in holding if job_id not in known]
-        ids.sort()
-    return ids
+_Place = tuple[JobId, Holding | None, int | None]
+"""A job, what it has, and where it was in the roster before."""
+
+
+def _held(snapshot: Snapshot, before: Roster) -> list[_Place]:
+    """Return the jobs that have something, by id; those before are in order."""
+    get = snapshot.holding.get
+    known = enumerate(before.ids[: before.held_count])
+    found: list[_Place] = [(job_id, held, at) for at, job_id in known if (held := get(job_id)) is not None]
+    if len(found) < len(snapshot.holding):
+        ids = {job_id for job_id, _, _ in found}
+        found += [(job_id, held, None) for job_id, held in snapshot.holding.items() if job_id not in ids]
+        found.sort(key=_id_of)
+    return found
+
+
+def _id_of(place: _Place) -> JobId:
+    return place[0]
 
 
 def _members(
-    snapshot: Snapshot, before: Roster, who: tuple[Sequence[JobId], int], contending: Contending
+    snapshot: Snapshot, before: Roster, places: Sequence[_Place], contending: Contending
 ) -> tuple[list[Member], list[int], list[Member]]:
-    """Return the members, where the facts of each are, and those of them that are new, whose facts come last.
-
-    Args:
-        who: The jobs, and how many of them have something.
-    """
-    jobs, holding, grids = snapshot.jobs, snapshot.holding, snapshot.grids
-    (ids, held_count), known, old = who, before.at, before.members
+    """Return the members, where the facts of each are, and those of them that are new, whose facts come last."""
+    jobs, grid_of, old = snapshot.jobs, snapshot.grids.get, before.members
     members, source, fresh = list[Member](), list[int](), list[Member]()
-    for at, job_id in enumerate(ids):
-        job, grid = jobs[job_id], grids.get(job_id)
-        held = holding[job_id] if at < held_count else None
-        place = known.get(job_id)
+    for job_id, held, place in places:
+        job, grid = jobs[job_id], grid_of(job_id)
         if place is not None:
             member = old[place]
             if member.record is job and member.holding is held and member.grid is grid:

@@ -88,7 +88,8 @@ def shares_of(snapshot: Snapshot, market: Market, columns: Columns, settled: tup
         settled: What was chosen, with its devices.
     """
     answer, seats = settled
-    project = [snapshot.jobs[one.job_id].spec.project for one in market.contenders]
+    named = market.contenders if market.claims else ()
+    project = [snapshot.jobs[one.job_id].spec.project for one in named]
     given_to: dict[str, tuple[str, str]] = {}
     claimed: Counter[tuple[str, str]] = Counter()
     plain = [(at, row.pool[0]) for at, row in enumerate(market.rows) if _is_plain(row)]

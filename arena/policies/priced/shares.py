@@ -110,7 +110,7 @@ def shared(
 
 def steadied(market: Market, value: Floats) -> Floats:
     """Return values at which jobs that were moved too often stay, unless a share or a claim needs what they have."""
-    often = np.array([one.holding is not None and one.recent_moves >= MOVES_MAX for one in market.contenders])
+    often = np.array([one.recent_moves >= MOVES_MAX for one in market.contenders])  # none of those that wait
     if not often.any():
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())

@@ -53,12 +53,11 @@ def supply_of(roster: Roster, capacity: Capacity, rows: Sequence[Row], holders: 
 
 def _gained(roster: Roster, capacity: Capacity, rows: Sequence[Row], held: Floats) -> Floats:
     """Return by how much more each node has of each row when it gets back what is held of it; shape (nodes, rows)."""
-    pools = {pool: at for at, pool in enumerate(sorted({row.pool for row in rows}))}
-    pool_of_node = np.array([pools.get(pool, -1) for pool in roster.node_pool])
-    pool_of_row = np.array([pools[row.pool] for row in rows])
+    pools = {pool: at for at, pool in enumerate(roster.pools)}
+    pool_of_row = np.array([pools.get(row.pool, -1) for row in rows])
     chunk, free = np.array([float(row.chunk) for row in rows]), _free(roster, capacity)
     gained = ((free + held)[:, None] // chunk - free[:, None] // chunk) * chunk
-    return np.where(pool_of_node[:, None] == pool_of_row, gained, 0.0)
+    return np.where(roster.node_pool[:, None] == pool_of_row, gained, 0.0)
 
 
 def _free(roster: Roster, capacity: Capacity) -> Floats:

@@ -30,18 +30,21 @@ def unopposed(snapshot: Snapshot, tables: Tables, wait_max_s: float) -> Decision
     Args:
         wait_max_s: See ``urgency``: who has waited too long comes before all others.
     """
+    market = waiting_market(snapshot, tables)
+    if len(market.job) != len(market.contenders) or (market.usage.sum(axis=0) > market.supply).any():
+        return None
     running = [snapshot.jobs[job_id] for job_id in snapshot.holding]
     waiting = [snapshot.jobs[job_id] for job_id in snapshot.waiting]
     if any(_is_shapeable(spec) or _has_claims(snapshot, spec) for spec in _specs(running)):
         return None
     if any(_has_claims(snapshot, spec) or (snapshot.tenants and not spec.preemptible) for spec in _specs(waiting)):
         return None
-    market = waiting_market(snapshot, tables)
     late_s = late_at_s(snapshot, market, wait_max_s).values()
     if any(at_s <= snapshot.now_s for at_s in late_s):
         return None
-    seats = _all_seated(snapshot, market)
-    if seats is None:
+    count = len(market.contenders)
+    seats = seated(snapshot, market, np.arange(count), np.zeros(count))
+    if seats.cuts:
         return None
     choices = _choices(market, seats)
     reasons = {**_kept_waiting(snapshot, market), **{job_id: (choice.cause,) for job_id, choice in choices.items()}}
@@ -69,15 +72,6 @@ def _has_claims(snapshot: Snapshot, spec: JobSpec) -> bool:
 def _is_shapeable(spec: JobSpec) -> bool:
     """Tell whether a job that runs could be given something else."""
     return spec.kind is JobKind.MALLEABLE and spec.preemptible
-
-
-def _all_seated(snapshot: Snapshot, market: Market) -> Seats | None:
-    """Return the devices of all that wait, None where one has a choice or they do not all find devices."""
-    count = len(market.contenders)
-    if len(market.job) != count or (market.usage.sum(axis=0) > market.supply).any():
-        return None
-    seats = seated(snapshot, market, np.arange(count), np.zeros(count))
-    return None if seats.cuts else seats
 
 
 def _choices(market: Market, seats: Seats) -> dict[JobId, Choice]:
