@@ -40,6 +40,8 @@ class Notice:
 class NoticeFile:
     """Follows the file.
 
+    A word that had run out when this began counts no more: the node has outlived it, or has been lent again since.
+
     Args:
         path: Seconds from its writing until the node is gone, then why; both may be left out.
         boot_s, wall_s: The host's clocks: files are dated by the one, time is measured by the other.
@@ -49,6 +51,7 @@ class NoticeFile:
         self._path = path
         self._boot_s = boot_s
         self._wall_s = wall_s
+        self._began_boot_s = boot_s()
         self._seen: tuple[int, ...] | None = None
         self._notice: Notice | None = None
         self._problem = ""
@@ -64,7 +67,7 @@ class NoticeFile:
                 if not text and self._wall_s() - found.st_mtime < _WRITING_S:
                     return self._notice
                 self._notice, self._seen = self._noticed(text, found.st_mtime), seen
-                _log.warning("this node will be taken away: %s says %s", self._path, self._notice.why)
+                self._tell()
         except FileNotFoundError:
             if self._notice is not None:
                 _log.warning("this node will not be taken away after all: %s is gone", self._path)
@@ -75,10 +78,17 @@ class NoticeFile:
             self._problem = str(error)
         return self._notice
 
-    def _noticed(self, text: str, written_wall_s: float) -> Notice:
+    def _noticed(self, text: str, written_wall_s: float) -> Notice | None:
         within_s, why = _parsed(text)
         since_s = max(self._wall_s() - written_wall_s, 0.0)
-        return Notice(gone_boot_s=self._boot_s() + within_s - since_s, why=why)
+        gone_boot_s = self._boot_s() + within_s - since_s
+        return Notice(gone_boot_s=gone_boot_s, why=why) if gone_boot_s >= self._began_boot_s else None
+
+    def _tell(self) -> None:
+        if self._notice is None:
+            _log.warning("%s is of an earlier time and counts no more: it had run out before this agent", self._path)
+        else:
+            _log.warning("this node will be taken away: %s says %s", self._path, self._notice.why)
 
 
 def _parsed(text: str) -> tuple[float, str]:

@@ -111,6 +111,21 @@ def test_it_is_read_anew_when_it_is_written_anew_and_gone_with_the_file(
     assert file.read() is None
 
 
+@pytest.mark.parametrize(("age_s", "is_told"), [(59.0, True), (61.0, False), (100_000.0, False)])
+def test_a_word_that_had_run_out_when_the_agent_started_is_of_an_earlier_time(
+    tmp_path: Path, clocks: Clocks, age_s: float, is_told: bool
+) -> None:
+    """The state directory of a lent machine may outlive its being taken back."""
+    write(tmp_path, "60", clocks.now_s - age_s)
+    file = NoticeFile(tmp_path / "notice", boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+    clocks.now_s += 5.0
+    assert (file.read() is not None) is is_told
+    write(tmp_path, "0", clocks.now_s)
+    again = file.read()
+    assert again is not None
+    assert again.left(clocks.boot_s()).within_s == 0.0
+
+
 def test_what_cannot_be_read_is_no_word_and_is_told_once(
     file: NoticeFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
