@@ -17,7 +17,8 @@ from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Admission, Snapshot
 from arena.policies.priced.columns import Floats
-from arena.policies.priced.deadlines import Layout, Need, due_at_s, earliest_end_s, laid_out_first, needs_of, room_of
+from arena.policies.priced.deadlines import due_at_s, earliest_end_s, needs_of, room_of
+from arena.policies.priced.layouts import Layout, Need, laid_out_first
 from arena.policies.priced.market import Market
 from arena.policies.priced.promised_shares import take_others, tenant_of
 from arena.policies.priced.timetable import Block, Timetable

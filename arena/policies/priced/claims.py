@@ -20,7 +20,6 @@ from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.deadlines import (
-    Need,
     Plan,
     deadline_reason,
     in_time,
@@ -30,6 +29,7 @@ from arena.policies.priced.deadlines import (
     pressed,
     urgent_ones,
 )
+from arena.policies.priced.layouts import Need
 from arena.policies.priced.market import Kept, Market, Row
 from arena.policies.priced.reservations import (
     NodeTimes,

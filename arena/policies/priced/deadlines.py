@@ -37,6 +37,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Holding, Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
+from arena.policies.priced.layouts import Need, laid_out_again
 from arena.policies.priced.market import Market
 from arena.policies.priced.reservations import node_times, ready_s
 from arena.policies.priced.timetable import Block, Timetable
@@ -45,38 +46,16 @@ from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, ste
 MARGIN = 1.1
 """Work of a block, as a multiple of what is estimated."""
 
-ORDERS_MAX = 4
-"""Times that promised jobs are laid out anew, one that found no block moved to the front each time."""
+STARTS_IN_BLOCK = 2.0
+"""Starts that a block has time for: its own, and that of who has only just been started and cannot be stopped yet."""
 
 LOOKS_SHARE = 0.1
 """Of a start: how late at most it is seen that the block of a running job has come."""
 
+LOOK_AGAIN_S = 1.0
+"""Not sooner after a decision than this, and than a start, another is made for who is not served when it must be."""
+
 _TOLERANCE_S = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Need:
-    """What a job with a deadline has to do until then.
-
-    Args:
-        due_s: The instant of the deadline.
-        at: Its contender; the numbers of jobs outside the market follow theirs.
-        columns: Its columns, the fewest GPU-seconds first; -1 for all of a job outside.
-        usage: What each of them takes of each row; shape (columns, rows).
-        ready_s: When there are nodes for each of them at the earliest: what lies around on several cannot be joined.
-        lengths_s: How long each of them takes, with slack.
-        least_s: The same without.
-        is_promised: Whether its deadline was promised when it was submitted.
-    """
-
-    at: int
-    due_s: float
-    columns: Ints
-    usage: Floats
-    ready_s: Floats
-    lengths_s: Floats
-    least_s: Floats
-    is_promised: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +89,9 @@ def planned(
         return None
     room = room_of(snapshot, market)
     if first is not None:
-        _take(room, first)
+        room.take(first.usage, first.start_s, first.end_s)
         needs = [need for need in needs if need.at != market.job[first.column]]
-    return _laid_out(needs, room)
+    return _laid_out(needs, room, snapshot.now_s)
 
 
 def room_of(snapshot: Snapshot, market: Market) -> Timetable:
@@ -226,14 +205,15 @@ def _need(
         columns=columns[order],
         usage=usage[order],
         ready_s=ready[order],
-        lengths_s=(2.0 * starts_s + MARGIN * run_s)[order],
+        lengths_s=(STARTS_IN_BLOCK * starts_s + MARGIN * run_s)[order],
         least_s=(starts_s + run_s)[order],
         is_promised=snapshot.jobs[job_id].is_deadline_promised,
+        kept=next((at for at, place in enumerate(order.tolist()) if starts_s[place] == 0.0), NONE),
     )
 
 
-def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
-    found = laid_out_first([need for need in needs if need.is_promised], room)
+def _laid_out(needs: Sequence[Need], room: Timetable, now_s: float) -> Plan:
+    found = laid_out_again([need for need in needs if need.is_promised], room, now_s)
     rest = sorted((need for need in needs if need.at not in found.blocks), key=lambda need: (need.due_s, need.at))
     for need in rest:
         found.lay(need)
@@ -243,55 +223,6 @@ def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
         needs={need.at: need for need in needs},
         tight=frozenset(found.tight),
     )
-
-
-class Layout:
-    """Blocks laid out in some order."""
-
-    def __init__(self, room: Timetable) -> None:
-        self.room = room
-        self.blocks: dict[int, Block] = {}
-        self.tight: set[int] = set()
-
-    def lay(self, need: Need) -> bool:
-        """Give a job the latest block of its first column that has one; False where none has."""
-        for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
-            parts = (need.columns.tolist(), need.usage, need.ready_s.tolist(), lengths_s.tolist())
-            for column, usage, ready, length_s in zip(*parts, strict=True):
-                start_s = self.room.latest(usage, length_s, need.due_s)
-                if start_s is not None and start_s >= ready - _TOLERANCE_S:
-                    block = Block(column=column, usage=usage, start_s=start_s, end_s=start_s + length_s)
-                    self.blocks[need.at] = block
-                    self.tight |= {need.at} if is_tight else set()
-                    _take(self.room, block)
-                    return True
-        return False
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """How good it is: blocks, then those with slack."""
-        return len(self.blocks), -len(self.tight)
-
-
-def laid_out_first(needs: Sequence[Need], room: Timetable) -> Layout:
-    """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without."""
-    order = sorted(needs, key=lambda need: (-need.due_s, need.at))
-    best: Layout | None = None
-    for _ in range(ORDERS_MAX):
-        found = Layout(room.copy())
-        missed = [need for need in order if not found.lay(need)]
-        if best is None or found.rank > best.rank:
-            best = found
-        late = found.tight | {need.at for need in missed}
-        if not late:
-            break
-        order.sort(key=lambda need: need.at not in late)
-    assert best is not None
-    return best
-
-
-def _take(room: Timetable, block: Block) -> None:
-    room.take(block.usage, block.start_s, block.end_s)
 
 
 def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats, changes: ChangeRules) -> Floats:
@@ -305,7 +236,7 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     tiers: dict[tuple[bool, bool], list[int]] = {}
     for at in urgent:
         is_sure = plan.needs[at].is_promised or not snapshot.tenants
-        tiers.setdefault((is_sure, _has_come(snapshot, plan.blocks[at])), []).append(at)
+        tiers.setdefault((is_sure, _has_come(snapshot, market, at, plan.blocks[at])), []).append(at)
     raised, more = value.copy(), bonus
     for tier in sorted(tiers):
         for at in tiers[tier]:
@@ -356,16 +287,21 @@ def _urgent_from_s(snapshot: Snapshot, market: Market, at: int, block: Block, ch
     One that runs is left in peace a little earlier: it would have to start again, and soon be stopped for it.
     """
     spared_s = 0.0 if market.contenders[at].holding is None else changes.lasting_s(snapshot.restart_s)
-    return _comes_s(snapshot, block) - spared_s
+    return _comes_s(snapshot, market, at, block) - spared_s
 
 
-def _comes_s(snapshot: Snapshot, block: Block) -> float:
-    """Return from when on a job must have its share: what was only just started cannot be stopped before it runs."""
-    return block.start_s - snapshot.restart_s
+def _comes_s(snapshot: Snapshot, market: Market, at: int, block: Block) -> float:
+    """Return from when on a job must have its share: what was only just started cannot be stopped before it runs.
+
+    If it goes on as it is its block has no start in it; what it has cannot be taken from it any more when it could
+    not start again in time.
+    """
+    starts = 1.0 if block.column != market.keeping[at] else 1.0 + STARTS_IN_BLOCK
+    return block.start_s - starts * snapshot.restart_s
 
 
-def _has_come(snapshot: Snapshot, block: Block) -> bool:
-    return _comes_s(snapshot, block) <= snapshot.now_s + _TOLERANCE_S
+def _has_come(snapshot: Snapshot, market: Market, at: int, block: Block) -> bool:
+    return _comes_s(snapshot, market, at, block) <= snapshot.now_s + _TOLERANCE_S
 
 
 def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> float | None:
@@ -377,9 +313,15 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
     # One that runs too slowly comes nearer to its block in ever smaller steps.
     soon_s = snapshot.now_s + LOOKS_SHARE * snapshot.restart_s
     instants += [
-        max(_comes_s(snapshot, block), soon_s)
+        max(_comes_s(snapshot, market, at, block), soon_s)
         for at, block in own
-        if not _has_come(snapshot, block) and market.keeping[at] not in in_time(snapshot, plan, at)
+        if not _has_come(snapshot, market, at, block) and market.keeping[at] not in in_time(snapshot, plan, at)
+    ]
+    # One whose block has come and that is not served yet must not wait until something happens.
+    instants += [
+        snapshot.now_s + max(snapshot.restart_s, LOOK_AGAIN_S)
+        for at, block in own
+        if _has_come(snapshot, market, at, block) and market.keeping[at] not in in_time(snapshot, plan, at)
     ]
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 

@@ -79,7 +79,7 @@ def seated_or_better(snapshot: Snapshot, market: Market, offer: Offer, chosen: I
     seating = _Seating(snapshot, market, chosen, offer[0].value)
     seating.seat_all()
     seating.chosen[[int(market.job[column]) for column in seating.cuts]] = NONE
-    if seating.cuts or not is_full:
+    if seating.cuts or seating.has_suspended or not is_full:
         _fill(seating, offer)
     return Seats(chosen=seating.chosen, allocations=seating.allocations, cuts=seating.cuts)
 
@@ -134,6 +134,7 @@ class _Seating:
         self.chosen = chosen.copy()
         self.allocations: dict[int, Allocation] = {}
         self.cuts: dict[int, Reason] = {}
+        self.has_suspended = False
 
     def seat_all(self) -> None:
         """Find devices for all that change, those with a right to them first, then large parts."""
@@ -230,10 +231,13 @@ class _Seating:
         return kept.at in self.allocations and int(self.chosen[kept.at]) in kept.served_by
 
     def _cleared(self, at: int, column: int) -> bool:
-        """Clear nodes until the column fits and all that were on them fit elsewhere; False leaves all as it was."""
-        gain = self._gain(at, column)
+        """Clear nodes until the column fits and all that were on them fit elsewhere; False leaves all as it was.
+
+        For who has a right to its devices others are suspended as well, if they are worth less.
+        """
+        gain, is_entitled = self._gain(at, column), at in self.market.entitled
         capacity, moved = self._capacity, list[tuple[int, int]]()
-        for at_node in self._clearings(column):
+        for at_node in self._clearings(column, is_entitled):
             fresh = [pair for pair in at_node if pair not in moved]
             gain -= sum(self._loss(one, move) for one, move in fresh)
             if gain <= 0.0:
@@ -242,24 +246,39 @@ class _Seating:
                 capacity = capacity.restore(self._held(one))
             moved += fresh
             found = self._found(at, column, capacity)
-            if not isinstance(found, Reason) and self._resettled(at, found, moved, capacity.take_all(found)):
+            spare = gain if is_entitled else 0.0
+            if not isinstance(found, Reason) and self._resettled({at: found}, moved, capacity.take_all(found), spare):
                 return True
             if len(moved) > JOBS_CLEARED_MAX:
                 return False
         return False
 
-    def _resettled(self, at: int, found: Allocation, moved: Sequence[tuple[int, int]], capacity: Capacity) -> bool:
-        places: dict[int, Allocation] = {at: found}
-        for one, move in sorted(moved, key=lambda pair: _size(self.market, pair[1])):
+    def _resettled(
+        self, places: dict[int, Allocation], moved: Sequence[tuple[int, int]], capacity: Capacity, spare: float
+    ) -> bool:
+        """Find devices elsewhere for all that are moved; False where that takes more than it is worth.
+
+        Args:
+            places: Devices of who they are moved for.
+            moved: Contenders with their new columns, ``NONE`` for those that are suspended.
+            spare: What may be lost by suspending those that find none.
+        """
+        going = [one for one, move in moved if move < 0]
+        for one, move in sorted((pair for pair in moved if pair[1] >= 0), key=lambda pair: _size(self.market, pair[1])):
             place = self._found(one, move, capacity)
             if isinstance(place, Reason):
-                return False
+                spare -= float(self._value[move])
+                if spare <= 0.0:
+                    return False
+                going.append(one)
+                continue
             capacity = capacity.take_all(place)
             places[one] = place
         self._capacity = capacity
         self.allocations |= places
         for one, move in moved:
-            self.chosen[one] = move
+            self.chosen[one] = NONE if one in going else move
+        self.has_suspended |= bool(going)
         return True
 
     def _gain(self, at: int, column: int) -> float:
@@ -267,33 +286,44 @@ class _Seating:
         return float(self._value[column] - (self._value[keeping] if keeping >= 0 else 0.0))
 
     def _loss(self, at: int, move: int) -> float:
-        return float(self._value[self.market.keeping[at]] - self._value[move])
+        return float(self._value[self.market.keeping[at]] - (self._value[move] if move >= 0 else 0.0))
 
-    def _clearings(self, column: int) -> list[list[tuple[int, int]]]:
-        """Return the jobs of nodes of the column's types that could go on elsewhere, of the fewest GPUs first."""
-        found: list[tuple[int, NodeId, list[tuple[int, int]]]] = []
+    def _clearings(self, column: int, may_suspend: bool) -> list[list[tuple[int, int]]]:
+        """Return the jobs of nodes of the column's types that could go on elsewhere, of the fewest GPUs first.
+
+        Args:
+            may_suspend: Whether those that could not count as well; then the nodes are first where least is lost.
+        """
+        found: list[tuple[float, NodeId, list[tuple[int, int]]]] = []
         for gpu_type in sorted({part.gpu_type for part in self.market.cell(column).group.parts}):
             on_node = self._stayers.get(gpu_type, {})
-            counts = (
-                (sum([count for at, _, count in here if self.stays(at)]), node_id) for node_id, here in on_node.items()
+            weighed = (
+                (self._weight(here, may_suspend), node_id)
+                for node_id, here in on_node.items()
+                if any(self.stays(at) and (move >= 0 or may_suspend) for at, move, _ in here)
             )
-            for count, node_id in nsmallest(CLEARINGS_TRIED_MAX, (pair for pair in counts if pair[0])):
-                found.append((count, node_id, [(at, move) for at, move, _ in on_node[node_id] if self.stays(at)]))
+            for weight, node_id in nsmallest(CLEARINGS_TRIED_MAX, weighed):
+                here = [(at, move) for at, move, _ in on_node[node_id] if self.stays(at) and (move >= 0 or may_suspend)]
+                found.append((weight, node_id, here))
         return [here for _, _, here in sorted(found)[:CLEARINGS_TRIED_MAX]]
+
+    def _weight(self, here: Sequence[tuple[int, int, int]], may_suspend: bool) -> float:
+        """Return how much stands in the way on a node: GPUs, or what would be lost."""
+        if may_suspend:
+            return sum([self._loss(at, move) for at, move, _ in here if self.stays(at)])
+        return float(sum([count for at, move, count in here if move >= 0 and self.stays(at)]))
 
     @cached_property
     def _stayers(self) -> dict[str, dict[NodeId, list[tuple[int, int, int]]]]:
-        """Who stays and could go on elsewhere, by GPU type and node: contender, that column, GPUs there."""
+        """Who stays, by GPU type and node: contender, the column by which it could go on elsewhere, GPUs there."""
         found: dict[str, dict[NodeId, list[tuple[int, int, int]]]] = {}
         for at in np.flatnonzero((self.chosen == self.market.keeping) & (self.chosen >= 0)).tolist():
             move = self._alike(at)
-            if move is None:
-                continue
             for share in self._held(at).shares:
                 gpu_type = self._type_of(share.node_id)
                 if gpu_type is not None:
                     on_node = found.setdefault(gpu_type, {}).setdefault(share.node_id, [])
-                    on_node.append((at, move, len(share.device_ids)))
+                    on_node.append((at, NONE if move is None else move, len(share.device_ids)))
         return found
 
     def _alike(self, at: int) -> int | None:
