@@ -191,7 +191,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.PROJECT_WITHOUT_SHARE: "project {project} is guaranteed nothing, and no job of it is here; is it meant?",
     ReasonCode.NEVER_BESIDE_SHARES: (
         "it may not be stopped and needs {group} at least, but what others are guaranteed leaves {left:.0f} such GPUs: "
-        "it will never start (with preemptible: true it may borrow)"
+        "as the cluster is it never starts (with preemptible: true it may borrow)"
     ),
     ReasonCode.RESERVED_OPEN: (
         "nodes {nodes} are kept for it: it starts there on {group} when jobs have ended of which nobody knows how long "

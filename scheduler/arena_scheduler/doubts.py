@@ -17,6 +17,9 @@ from arena.engine.spending import usd_per_s
 from arena.engine.state import ClusterState
 
 DEFAULT_PROJECT: str = JobSpec.model_fields["project"].default
+OF_PROJECTS = frozenset({ReasonCode.PROJECT_UNKNOWN, ReasonCode.PROJECT_WITHOUT_SHARE})
+"""Doubts about a project of which no job is here at the moment."""
+
 _NOTHING = Guarantee(gpu_count_by_type={})
 
 
@@ -86,7 +89,7 @@ def _of_budget(
 
 
 def _of_shares(spec: JobSpec, cells: tuple[Cell, ...], tenants: Guarantees, shape: ClusterShape) -> Iterator[Reason]:
-    """Yield that what is not guaranteed to others is never enough for a job that may not be stopped."""
+    """Yield that what is not guaranteed to others is not enough for a job that may not be stopped."""
     if spec.preemptible or not tenants:
         return
     lefts = [_left(cell.group, spec.project, tenants, shape) for cell in cells]

@@ -11,12 +11,16 @@ import pytest
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
+from arena.domain.launch import AttemptId, NodeId
+from arena.domain.records import EndKind, NodeEnd
 from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError
 from arena.policies.base import Admission
+from arena.rpc import codec
+from arena.rpc.v1 import agent_service_pb2 as pb
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.submission import Submission
-from tests.builders import node_info, train_spec
-from tests.fakes.running_scheduler import Cluster, cluster_of, quick_config
+from tests.builders import command_spec, node_info, train_spec
+from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
 
 ANN = Caller(user="ann", role=Role.USER)
 
@@ -170,3 +174,21 @@ async def test_a_job_that_may_wait_for_a_cluster_waits_for_no_grid_to_be_taken(t
             is_over.set()
     finally:
         is_over.set()
+
+
+async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+        agent = await cluster.agent(node_info("n1"))
+        await agent.next_of("verdict")
+        job_id = await client.submit(command_spec("first", project="defaults"))
+        launch = await agent.next_of("launch")
+        end = NodeEnd(node_id=NodeId("n1"), kind=EndKind.FINISHED)
+        message = codec.attempt_ended_to_proto(AttemptId(launch.attempt_id), end)
+        for project, warned in (("defualt", ["project_unknown"]), ("defaults", [])):
+            found = await promising(cluster).try_out(command_spec(project=project), ANN, allow_infeasible=False)
+            assert [one.code for one in found.warnings] == warned
+        await agent.send(pb.OpenSessionRequest(attempt_ended=message))
+        await eventually(lambda: job_id not in cluster.running.driver.durable_state.jobs, "it is over")
+        found = await promising(cluster).try_out(command_spec(project="defaults"), ANN, allow_infeasible=False)
+        assert found.warnings == ()
