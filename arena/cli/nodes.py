@@ -86,11 +86,15 @@ def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:
 def drain(app: App, node_id: str, why: str, within_s: float | None) -> None:
     """Take a node out of use: nothing new starts there; what runs there runs to its end.
 
-    With --within its jobs are moved in time: those that keep checkpoints are saved in the last ten minutes at the
-    latest and go on elsewhere, others run on until shortly before, and what is left after so long is killed.
+    With --within its jobs are moved in time: those that keep checkpoints are saved ten minutes before (those that are
+    about to end, or may not be stopped, later) and go on elsewhere, others run on until shortly before, and what is
+    left after so long is killed.
     """
     with app.client() as client:
-        _tell(app, client.drain(node_id, why=why, within_s=within_s))
+        node = client.drain(node_id, why=why, within_s=within_s)
+    _tell(app, node)
+    if within_s is not None and (node.drain is None or node.drain.until_s is None):
+        click.echo("warning: this scheduler is older and knows no --within: what runs there runs to its end", err=True)
 
 
 @command(short_help="Take a drained or quarantined node back into use.")

@@ -44,6 +44,7 @@ class FakeScheduler:
         explanation: What the policy says of any job, if it is asked.
         deadline: What is answered to a submission with a deadline.
         warnings: What is doubtful about every submission.
+        knows_within: Whether it is new enough to have a node empty by a time.
         failures: Errors to raise, by method name, the next one first; a string raises a bare UNAVAILABLE status.
         requests: Every request with its method's name and metadata, in order.
         credentials: Makes it speak TLS.
@@ -59,6 +60,7 @@ class FakeScheduler:
     explanation: list[Reason] = field(default_factory=list)
     deadline: job_pb.DeadlineAnswer | None = None
     warnings: list[Reason] = field(default_factory=list)
+    knows_within: bool = True
     failures: dict[str, list[ArenaError | str]] = field(default_factory=dict)
     requests: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -245,7 +247,7 @@ class _Service:
         )
 
     def _DrainNode(self, request: Any) -> Any:
-        until_s = request.within_s if request.HasField("within_s") else None
+        until_s = request.within_s if request.HasField("within_s") and self._fake.knows_within else None
         node = replace(self._node(request.node_id), drain=Drain(by="ann", at_s=0.0, why=request.why, until_s=until_s))
         return admin_pb.DrainNodeResponse(node=codec.node_to_proto(node, {}))
 

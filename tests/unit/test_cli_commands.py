@@ -389,6 +389,14 @@ def test_a_node_is_drained_with_its_reason(arena: Arena, fake: FakeScheduler) ->
 def test_a_node_is_to_be_empty_within_a_time(arena: Arena, within: str, seconds: float) -> None:
     done = arena("drain", "n1", "--why", "x", "--within", within, "--json")
     assert done.document["node"]["drain"]["until_s"] == seconds
+    assert done.err == ""
+
+
+def test_a_scheduler_that_knows_no_time_of_a_drain_is_not_taken_to_move_jobs(arena: Arena, fake: FakeScheduler) -> None:
+    fake.knows_within = False
+    done = arena("drain", "n1", "--why", "x", "--within", "10m")
+    assert done.err == "warning: this scheduler is older and knows no --within: what runs there runs to its end\n"
+    assert arena("drain", "n1", "--why", "x").err == ""
 
 
 def test_events_are_lines_of_json(arena: Arena, fake: FakeScheduler) -> None:
