@@ -90,9 +90,17 @@ def _stopped_end(evidence: EndEvidence, record: ExitRecord) -> NodeEnd:
     failed = failed_rank(record)
     if failed is None:
         return _end(evidence, EndKind.KILLED, message="the ranks exited on request without saying what they saved")
-    if record.exit_codes[failed] == -signal.SIGTERM:
+    code = record.exit_codes[failed]
+    if code == -signal.SIGTERM:
         return _end(evidence, EndKind.KILLED, message="ended by the request to stop, without saving")
+    if evidence.is_command and not _ran_out_of_memory(record, code):
+        # A shell ends with 143, a launcher of ranks with 1: what a foreign program makes of the request is no failure.
+        return _end(evidence, EndKind.KILLED, message=f"{describe_exit(failed, code)}, asked to stop")
     return _failed_end(evidence, record, failed)
+
+
+def _ran_out_of_memory(record: ExitRecord, code: int) -> bool:
+    return code == -signal.SIGKILL and record.oom_kill_count > 0
 
 
 def _failed_end(evidence: EndEvidence, record: ExitRecord, rank: int) -> NodeEnd:
@@ -102,7 +110,7 @@ def _failed_end(evidence: EndEvidence, record: ExitRecord, rank: int) -> NodeEnd
     if said is not None:
         message = f"rank {said.rank}: {said.message}"
         return _end(evidence, EndKind.FAILED, message=message, code=said.code, tail=tail)
-    if code == -signal.SIGKILL and record.oom_kill_count > 0:
+    if _ran_out_of_memory(record, code):
         message = f"{describe_exit(rank, code)}: the memory limit of the node's control group was hit"
         return _end(evidence, EndKind.FAILED, message=message, code="oom", tail=tail)
     return _end(evidence, EndKind.FAILED, message=describe_exit(rank, code), tail=tail)
