@@ -100,7 +100,10 @@ def drain(app: App, node_id: str, why: str, within_s: float | None) -> None:
 @command(short_help="Take a drained or quarantined node back into use.")
 @click.argument("node_id", metavar="NODE")
 def undrain(app: App, node_id: str) -> None:
-    """Take a drained or quarantined node back into use."""
+    """Take a drained or quarantined node back into use.
+
+    Its lender's notice counts no more until its agent registers again; for good it goes with the agent's notice file.
+    """
     with app.client() as client:
         _tell(app, client.undrain(node_id))
 
