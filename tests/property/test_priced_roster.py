@@ -11,6 +11,7 @@ from arena.domain.records import Progress
 from arena.policies.base import Snapshot
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.policy import PricedPolicy
+from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
 from tests.property.test_priced_policy import snapshots
 
 
@@ -60,3 +61,18 @@ def test_so_is_every_market(succession: list[Snapshot]):
         assert used.speed.tolist() == first.speed.tolist()
         assert used.usage.tolist() == first.usage.tolist()
         assert used.supply.tolist() == first.supply.tolist()
+
+
+def test_in_which_order_a_mapping_lists_who_has_something_changes_nothing():
+    """Maps list strings by their hashes, which differ from one process to the next."""
+    nodes = [node_info(f"n{at}", gpus=2, gpu_type="a") for at in range(2)]
+    grid = grid_of(cell("a", (2,), 1.0))
+    known = {f"j{at}": (train_spec(f"j{at}", stop={"steps": 900}, deadline_s=950.0), grid) for at in range(3)}
+    running = {
+        f"j{at}": holding_of(grid, allocation_on((f"n{at}", (0, 1))), movable=False, since_s=900.0) for at in range(2)
+    }
+    snapshot = snapshot_of(nodes, known, running=running, now_s=1000.0)
+    names = sorted(snapshot.holding)
+    for order in (names, names[::-1]):
+        seen = replace(snapshot, holding={job_id: snapshot.holding[job_id] for job_id in order})
+        assert [one.job_id for one in market_of(seen, Tables()).outside] == names

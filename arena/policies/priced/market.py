@@ -402,14 +402,11 @@ def _outside(snapshot: Snapshot, tables: RowTables, roster: Roster, movable: Int
     facts = roster.facts[: roster.held_count]
     is_outside = (facts["due_s"] > snapshot.now_s) & facts["is_preemptible"] & facts["has_grid"]
     is_outside[movable] = False
-    if not is_outside.any():
-        return
-    found = {roster.ids[at]: roster.members[at] for at in np.flatnonzero(is_outside).tolist()}
-    for job_id in snapshot.holding:
-        member = found.get(job_id)
-        if member is not None and member.grid is not None:
+    for at in np.flatnonzero(is_outside).tolist():  # by id: blocks of equal deadlines are laid out in this order
+        member = roster.members[at]
+        if member.grid is not None:
             table = tables.of(member.grid, same_zone=member.record.spec.gpus.same_zone)
-            yield Contender(job_id=job_id, table=table, holding=member.holding)
+            yield Contender(job_id=roster.ids[at], table=table, holding=member.holding)
 
 
 def is_due(job: JobRecord, now_s: float) -> bool:
