@@ -157,3 +157,17 @@ def test_the_latest_and_the_earliest_stretch_are_those_of_a_search_second_by_sec
     fitting = [at for at in starts if at + length <= until]
     assert room.latest(np.array([float(count)]), float(length), float(until)) == (max(fitting) if fitting else None)
     assert room.earliest(np.array([float(count)]), float(length)) == min(starts)
+
+
+@sized
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 4), length=st.integers(1, 400), until=st.integers(1, 900))
+def test_the_latest_stretch_is_found_among_hundreds_of_intervals(
+    seed: int, count: int, length: int, until: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    room, free = Timetable(0.0, np.array([4.0])), np.full(2_000, 4.0)
+    for start, duration in zip(rng.integers(0, 850, 150).tolist(), rng.integers(1, 9, 150).tolist(), strict=True):
+        room.take(np.array([1.0]), float(start), float(start + duration))
+        free[start : start + duration] -= 1.0
+    fits = [at for at in range(until - length + 1) if (free[at : at + length] >= count).all()]
+    assert room.latest(np.array([float(count)]), float(length), float(until)) == (max(fits) if fits else None)

@@ -38,7 +38,7 @@ from arena.policies.base import Holding, Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
 from arena.policies.priced.layouts import Need, laid_out_again
-from arena.policies.priced.market import Market
+from arena.policies.priced.market import MOVES_MAX, Market
 from arena.policies.priced.reservations import node_times, ready_s
 from arena.policies.priced.timetable import Block, Timetable
 from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
@@ -132,7 +132,7 @@ def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple
 def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
     """Return when what a job has that may not be touched now can be had; who is in time there needs it to its end."""
     ends_at_s = _in_time_there(snapshot, job_id, holding)
-    return holding_ends_at_s(snapshot, job_id, holding) if ends_at_s is None else ends_at_s
+    return holding_ends_at_s(snapshot, job_id, holding, is_limited=False) if ends_at_s is None else ends_at_s
 
 
 def _in_time_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
@@ -157,7 +157,7 @@ def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray
     if not contenders and not market.outside:
         return []
     bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
-    times, needs = node_times(snapshot, market), []
+    times, needs = node_times(snapshot, market, is_limited=False), []
     for at in contenders:
         own = np.arange(bounds[at], bounds[at + 1])[offered[bounds[at] : bounds[at + 1]]]
         starts_s = np.where(own == market.keeping[at], 0.0, snapshot.restart_s)
@@ -240,11 +240,21 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     raised, more = value.copy(), bonus
     for tier in sorted(tiers):
         for at in tiers[tier]:
-            raised[in_time(snapshot, plan, at)] += more
+            raised[_wanted(snapshot, market, plan, at)] += more
         more *= 1.0 + len(tiers[tier])
     for at in _broken(market, plan):
         raised[in_time(snapshot, plan, at)] += bonus / 2.0
     return raised
+
+
+def _wanted(snapshot: Snapshot, market: Market, plan: Plan, at: int) -> Ints:
+    """Return the columns that a job whose deadline presses must have one of.
+
+    One that was moved too often goes on as it is if that is in time: a deadline is a reason to be moved again only
+    where it would be missed.
+    """
+    found, contender, kept = in_time(snapshot, plan, at), market.contenders[at], int(market.keeping[at])
+    return np.array([kept]) if contender.recent_moves >= MOVES_MAX and kept in found else found
 
 
 def _own_blocks(market: Market, plan: Plan) -> list[tuple[int, Block]]:

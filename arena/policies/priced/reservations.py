@@ -10,7 +10,7 @@ where others become free sooner, they are taken instead.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Pool
 from arena.policies.priced.columns import Floats, Ints, firsts
-from arena.policies.priced.market import Market
+from arena.policies.priced.market import Market, Table
 from arena.policies.priced.work_left import holding_ends_at_s, steps_left
 
 NODES_NAMED_MAX = 8
@@ -61,6 +61,7 @@ class NodeTimes:
     _first: dict[tuple[Pool, int], list[tuple[float, int, NodeId]]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _ready: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def first(self, pool: Pool, count: int) -> list[tuple[float, int, NodeId]]:
         """Return the nodes of a pool that can have so many GPUs at all, with when, and how many are busy until then.
@@ -76,6 +77,25 @@ class NodeTimes:
             )
         return self._first[key]
 
+    def ready_s(self, table: Table, entry: int) -> float:
+        """Return when there are nodes for an entry of a table at the earliest; infinite where nobody knows."""
+        key = (id(table), entry)
+        if key not in self._ready:
+            self._ready[key] = self._ready_for(_parts_of(table, entry))
+        return self._ready[key]
+
+    def _ready_for(self, parts: Iterable[tuple[Pool, int]]) -> float:
+        counts = dict[Pool, list[int]]()
+        for pool, count in parts:
+            counts.setdefault(pool, []).append(count)
+        instants = [self.now_s]
+        for pool, wanted in counts.items():
+            for count in set(wanted):
+                # As many nodes as there are parts of this size and larger ones: for nested choices that suffices.
+                number, nodes = sum(one >= count for one in wanted), self.first(pool, count)
+                instants.append(nodes[number - 1][0] if number <= len(nodes) else math.inf)
+        return max(instants)
+
     def _ready_s(self, node_id: NodeId, size: int, count: int) -> float:
         back = self.busy.get(node_id, ())
         there = size - sum(held for _, held in back)
@@ -88,8 +108,12 @@ class NodeTimes:
         return math.inf
 
 
-def node_times(snapshot: Snapshot, market: Market) -> NodeTimes:
-    """Return when the nodes of a snapshot will be free."""
+def node_times(snapshot: Snapshot, market: Market, *, is_limited: bool = True) -> NodeTimes:
+    """Return when the nodes of a snapshot will be free.
+
+    Args:
+        is_limited: Whether jobs that were moved too often of late may not be moved, whoever needs what they have.
+    """
     clean: dict[Pool, list[tuple[NodeId, int]]] = {}
     for node_id, room in snapshot.capacity.devices.items():
         clean.setdefault(room.pool, []).append((node_id, len(room.free)))
@@ -98,7 +122,7 @@ def node_times(snapshot: Snapshot, market: Market) -> NodeTimes:
     for job_id, holding in snapshot.holding.items():
         if job_id in competing:
             continue
-        ends_at_s = holding_ends_at_s(snapshot, job_id, holding)
+        ends_at_s = holding_ends_at_s(snapshot, job_id, holding, is_limited=is_limited)
         instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
         for share in holding.allocation.shares:
             busy.setdefault(share.node_id, []).append((instant_s, len(share.device_ids)))
@@ -149,7 +173,10 @@ def _nodes_for(
 
 def _parts(market: Market, column: int) -> Iterator[tuple[Pool, int]]:
     """Yield pool and GPUs of each node of a column that is not to keep what is there, the largest of a part first."""
-    table, entry = market.contenders[int(market.job[column])].table, int(market.entry[column])
+    return _parts_of(market.contenders[int(market.job[column])].table, int(market.entry[column]))
+
+
+def _parts_of(table: Table, entry: int) -> Iterator[tuple[Pool, int]]:
     for part, zone in zip(table.cells[entry].group.parts, table.zones[entry], strict=True):
         for count in part.node_counts:
             yield (part.gpu_type, zone), count
@@ -157,18 +184,10 @@ def _parts(market: Market, column: int) -> Iterator[tuple[Pool, int]]:
 
 def ready_s(market: Market, times: NodeTimes, column: int) -> float:
     """Return when there are nodes for a column at the earliest; infinite where nobody knows."""
-    if market.entry[column] < 0:
+    entry = int(market.entry[column])
+    if entry < 0:
         return times.now_s
-    counts = dict[Pool, list[int]]()
-    for pool, count in _parts(market, column):
-        counts.setdefault(pool, []).append(count)
-    instants = [times.now_s]
-    for pool, wanted in counts.items():
-        for count in set(wanted):
-            # As many nodes as there are parts of this size and larger ones: for nested choices that suffices.
-            number, nodes = sum(one >= count for one in wanted), times.first(pool, count)
-            instants.append(nodes[number - 1][0] if number <= len(nodes) else math.inf)
-    return max(instants)
+    return times.ready_s(market.contenders[int(market.job[column])].table, entry)
 
 
 def needs_whole_nodes(market: Market, times: NodeTimes, column: int) -> bool:

@@ -12,6 +12,8 @@ from arena.policies.priced.columns import Floats
 
 _SLACK = 1e-9
 _ROOM_MIN = 64
+_LOOKED_AT = 64
+"""Intervals before an instant that are looked at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,6 +62,12 @@ class Timetable:
 
     def latest(self, usage: Floats, length_s: float, until_s: float) -> float | None:
         """Return the latest start from which something is free for so long and ends in time, None where it never is."""
+        count, width = self._place_of(until_s), _LOOKED_AT
+        while width < count:  # mostly there is room shortly before: no need to look at all of the time
+            begins_s, ends_s = self._runs(usage, length_s, until_s, count - width)
+            if len(begins_s):
+                return max(float(ends_s[-1]) - length_s, float(begins_s[-1]))
+            width *= 8
         begins_s, ends_s = self._runs(usage, length_s, until_s)
         return max(float(ends_s[-1]) - length_s, float(begins_s[-1])) if len(begins_s) else None
 
@@ -74,19 +82,23 @@ class Timetable:
         least: Floats = self._free[:, :count].min(axis=1)
         return least
 
-    def _runs(self, usage: Floats, length_s: float, until_s: float) -> tuple[Floats, Floats]:
-        """Return begins and ends of the stretches up to an instant in which something is free for so long."""
+    def _runs(self, usage: Floats, length_s: float, until_s: float, first: int = 0) -> tuple[Floats, Floats]:
+        """Return begins and ends of the stretches up to an instant in which something is free for so long.
+
+        Args:
+            first: The interval from which on they are looked for.
+        """
         count = self._place_of(until_s)
-        blocked = np.flatnonzero(~self._fits(usage, count))
-        at_s = np.append(self._at_s[:count], until_s)
-        begins_s, ends_s = at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count)]
+        blocked = np.flatnonzero(~self._fits(usage, first, count))
+        at_s = np.append(self._at_s[first:count], until_s)
+        begins_s, ends_s = at_s[np.append(0, blocked + 1)], at_s[np.append(blocked, count - first)]
         is_long = (begins_s < until_s) & (begins_s + length_s <= ends_s + _SLACK * max(1.0, length_s))
         return begins_s[is_long], ends_s[is_long]
 
-    def _fits(self, usage: Floats, count: int) -> NDArray[np.bool_]:
-        fits = np.ones(count, dtype=bool)
+    def _fits(self, usage: Floats, first: int, count: int) -> NDArray[np.bool_]:
+        fits = np.ones(count - first, dtype=bool)
         for row in np.flatnonzero(usage).tolist():
-            fits &= self._free[row, :count] >= usage[row] - _SLACK
+            fits &= self._free[row, first:count] >= usage[row] - _SLACK
         return fits
 
     def _change(self, change: Floats, start_s: float, end_s: float) -> None:

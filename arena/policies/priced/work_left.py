@@ -59,14 +59,19 @@ def runs_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, margin:
     return snapshot.now_s + start_s + margin * left / speed
 
 
-def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is_limited: bool = True) -> float | None:
     """Return when what a job has can be had, by when it ends or when it may be stopped; None where nobody knows.
 
     For jobs that this decision may not touch.
+
+    Args:
+        is_limited: Whether a job that was moved too often of late may not be moved, whoever needs what it has.
     """
     job = snapshot.jobs[job_id]
     if not job.spec.preemptible:
         return runs_until_s(snapshot, job_id, holding)
+    if not is_limited:
+        return snapshot.now_s + snapshot.restart_s
     recent = [at_s for at_s in job.launched_at_s[-MOVES_MAX:] if snapshot.now_s - at_s < MOVES_S]
     if len(recent) == MOVES_MAX:
         return recent[0] + MOVES_S
