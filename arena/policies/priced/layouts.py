@@ -21,6 +21,12 @@ from arena.policies.priced.timetable import Block, Timetable
 ORDERS_MAX = 4
 """Times that promised jobs are laid out anew, one that found no block moved to the front each time."""
 
+HARD_MAX = 200
+"""With more jobs than this no harder way is tried: each takes as long as the first."""
+
+LAYS_MAX = 4_000
+"""Blocks that are looked for at most in the first way, all orders together, but for one order."""
+
 EXCHANGES_MAX = 64
 """Blocks that are tried to be laid elsewhere for those that find none."""
 
@@ -146,6 +152,8 @@ def laid_out_first(needs: Sequence[Need], room: Timetable) -> Layout:
 def laid_out_again(needs: Sequence[Need], room: Timetable, now_s: float) -> Layout:
     """Lay out the blocks of promised jobs as ``laid_out_first`` does, and harder where some find none."""
     best = laid_out_first(needs, room)
+    if len(needs) > HARD_MAX:
+        return best
     for found in _other_layouts(needs, room, now_s):
         if best.rank == (len(needs), 0):
             return best
@@ -162,7 +170,7 @@ def _late_layouts(
         kept_from_s: The instant from which on those that run go on as they are; None where that need not be.
     """
     order = sorted(needs, key=lambda need: (-need.due_s, need.at))
-    for _ in range(ORDERS_MAX):
+    for _ in range(min(ORDERS_MAX, max(LAYS_MAX // max(len(order), 1), 1))):
         found = Layout(room.copy())
         kept = [] if kept_from_s is None else [need.at for need in order if found.keep(need, kept_from_s)]
         missed = [need.at for need in order if need.at not in kept and not found.lay(need, way)]
