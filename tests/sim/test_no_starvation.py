@@ -12,6 +12,7 @@ from arena.domain.job import JobId, JobSpec, WorkloadSpec
 from arena.domain.reason import ReasonCode
 from arena.planner.tables import TableGrids
 from arena.policies.priced.policy import PricedPolicy
+from arena.policies.priced.urgency import QUANTUM_SHARE
 from arena.policies.registry import make_policy
 from arena.sim.costs import ConstantRestart, SimCosts
 from arena.sim.ledger import JobOutcome
@@ -81,6 +82,31 @@ def test_a_large_job_starts_within_its_bound(preemptible: bool) -> None:
     assert large.first_started_at_s - large.submitted_at_s <= WAIT_MAX_S + own_s + left_s + RESTART_S
     assert large.first_started_at_s - large.submitted_at_s > 0.9 * WAIT_MAX_S  # else the flood is none
     assert all(one.ended_at_s is not None for one in found.values())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_those_that_have_waited_as_long_and_only_just_started_are_left_a_quantum(seed: int) -> None:
+    """A backlog of jobs shorter than a quantum, as old as the large one: they keep what they got before it was late."""
+    wait_max_s, wide_steps = 600.0, 20
+    replay = Replay(
+        shape=shape(("cpu", 4, 1)),
+        policy=make_policy("arena", {"wait_max_s": wait_max_s}),
+        grids=TableGrids(
+            name="hand",
+            iter_time_s={LARGE: {GpuGroup.of("cpu", [4]): 1.0}, SMALL: {GpuGroup.of("cpu", [1]): 1.0}},
+        ),
+        costs=SimCosts(
+            start_s=0.0, restart=ConstantRestart(first_s=RESTART_S, again_s=RESTART_S), save_s=0.0, exit_s=0.0
+        ),
+        config=replace(REPLAY_CONFIG, decide_after_s=0.0, restart_s=RESTART_S),
+    )
+    rng = random.Random(seed)
+    backlog = [submitted(f"s{at:03}", 0.0, SMALL, rng.randint(30, 70)) for at in range(60)]
+    found = {one.job_id: one for one in replay.run([*backlog, submitted("large", 0.0, LARGE, wide_steps)]).outcomes}
+    waited_s = found["large"].first_started_at_s
+    assert waited_s is not None
+    limit_s = wait_max_s + wide_steps
+    assert limit_s + RESTART_S < waited_s <= limit_s + QUANTUM_SHARE * wait_max_s + RESTART_S
 
 
 WIDE_WAIT_MAX_S, LONGEST_S, WIDE_STEPS = 600.0, 300, 60

@@ -6,14 +6,14 @@ to it: with one limit for all, jobs of days would take turns of hours on a clust
 of them would end later. Of the late jobs the one that was late first is worth more than all others together, so it
 gets GPUs in the next decision (which is asked for when that time comes: ``next_look_s``) if those of the jobs that
 may be stopped suffice. Where they do not, or not together, nodes are kept for it (see ``reservations``): those where
-what may not be stopped ends first. What starts there meanwhile is gone by then or can be stopped. So it starts within
-its limit, plus what those that may not be stopped have left to run on the nodes that are free of them first, plus a
-start (what has only just been started cannot be stopped before it runs) and the time it takes to stop: less than
-``wait_max_s`` + its own fastest run + the longest run of a job that may not be stopped + a start + a stop. With k
-late jobs before it, it is within k times what is added to the limit, and their quanta: a job that was submitted
-``wait_max_s`` ago or earlier is not suspended for ``wait_max_s / 8``. Where the lengths of those that may not be
-stopped are declared too small, the start of the reservation moves by as much. A job that tells no steps has
-``wait_max_s`` alone.
+what may not be stopped ends first. What starts there meanwhile is gone by then or can be stopped; but a job that was
+submitted ``wait_max_s`` ago or earlier, and has only just got its GPUs, is left them for a quantum, ``wait_max_s / 8``,
+lest those that have waited too long displace each other. So it starts within its limit, plus what those that may not
+be stopped have left to run on the nodes that are free of them first, plus a quantum, plus a start (what has only just
+been started cannot be stopped before it runs) and the time it takes to stop: less than ``wait_max_s`` + its own fastest
+run + the longest run of a job that may not be stopped + a quantum + a start + a stop. With k late jobs before it, it is
+within k + 1 times what is added to the limit. Where the lengths of those that may not be stopped are declared too
+small, the start of the reservation moves by as much. A job that tells no steps has ``wait_max_s`` alone.
 
 A job that can start on no nodes that are known to become free, because what may not be stopped there has no end that
 anybody knows, holds up nobody: the next one that has waited too long comes first, and it keeps its nodes meanwhile.
@@ -33,6 +33,8 @@ from arena.policies.priced.columns import Floats, firsts
 from arena.policies.priced.market import Contender, Market
 
 QUANTUM_SHARE = 1 / 8
+"""Of ``wait_max_s``: for so long an old job is left what it has only just got."""
+
 PRIORITY_MAX = 30
 
 OWN_RUN_WAITS_MAX = 6
