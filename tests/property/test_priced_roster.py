@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arena.domain.job import JobId
 from arena.domain.records import Progress
-from arena.policies.base import Snapshot
+from arena.policies.base import Holding, Snapshot
+from arena.policies.capacity import Capacity
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.policy import PricedPolicy
 from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
@@ -17,7 +20,7 @@ from tests.property.test_priced_policy import snapshots
 
 @st.composite
 def successions(draw: st.DrawFn) -> list[Snapshot]:
-    """A snapshot and what may have become of it: jobs make steps, are moved, end, come again."""
+    """A snapshot and what may have become of it: jobs make steps, are moved, end, come again, are planned anew."""
     first = draw(snapshots())
     found = [first]
     for _ in range(draw(st.integers(1, 3))):
@@ -40,7 +43,21 @@ def later(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
                 capacity = capacity.restore(holding[job_id].allocation)
                 jobs, holding = jobs.delete(job_id), holding.delete(job_id)
     waiting = tuple(job_id for job_id in snapshot.waiting if draw(st.booleans()))
-    return replace(snapshot, now_s=now_s, jobs=jobs, holding=holding, capacity=capacity, waiting=waiting)
+    grids = snapshot.grids
+    for job_id in waiting:
+        if draw(st.booleans()):
+            grids = grids.set(job_id, grids[draw(st.sampled_from(waiting))])
+    if draw(st.booleans()):
+        capacity = without_an_idle_node(capacity, holding)
+    return replace(snapshot, now_s=now_s, jobs=jobs, holding=holding, capacity=capacity, waiting=waiting, grids=grids)
+
+
+def without_an_idle_node(capacity: Capacity, holding: Mapping[JobId, Holding]) -> Capacity:
+    busy = {node_id for one in holding.values() for node_id in one.allocation.node_ids}
+    for node_id in sorted(set(capacity.devices) - busy)[:1]:
+        pool = capacity.devices[node_id].pool
+        capacity = capacity.with_node(node_id, pool, ()).with_devices(node_id, pool, ())
+    return capacity
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,6 +65,7 @@ def later(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
 def test_every_decision_is_as_if_it_were_the_first(succession: list[Snapshot]):
     used = PricedPolicy()
     for snapshot in succession:
+        assert used.decide(snapshot) == PricedPolicy().decide(snapshot)
         assert used.weighed(snapshot) == PricedPolicy().weighed(snapshot)
 
 
