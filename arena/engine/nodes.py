@@ -49,6 +49,8 @@ def register(draft: Draft, event: NodeRegistered) -> None:
     kill = tuple(sorted(name for name in held if name not in expected))
     keep = tuple(sorted(name for name in held if name not in kill))
     draft.command(AnswerRegistration(node_id=node_id, keep=keep, kill=kill))
+    if known is not None and known.notice is not None and event.notice is None and not expected:
+        known = replace(known, notice=None)  # nothing ends there that it would explain
     _put_registered(draft, known, event.info, kill)
     for item in event.ended:
         end_on_node(draft, AttemptEnded(node_id=node_id, attempt_id=item.attempt_id, end=item.end))
@@ -67,6 +69,7 @@ def _put_registered(draft: Draft, known: NodeRecord | None, info: NodeInfo, kill
             base,
             info=_with_devices_in_use(draft, base, info),
             state=NodeState.READY if base.state is NodeState.LOST else base.state,
+            state_cause="" if base.state is NodeState.LOST else base.state_cause,
             disconnected_at_s=None,
             registered_at_s=draft.now_s,
             condemned=kill,

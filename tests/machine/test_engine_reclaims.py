@@ -335,6 +335,16 @@ def test_a_registration_says_anew_whether_the_node_goes() -> None:
     assert sim.engine.state.nodes[N2].state.value == "ready"
 
 
+def test_a_machine_that_comes_in_place_of_one_that_went_is_told_of_as_ready_alone() -> None:
+    sim = running()
+    sim.at(60.0, notice(60.0))
+    sim.at(120.0, NodeDisconnected(node_id=N1, incarnation="n1-1", why="it was taken back"))
+    sim.at(200.0, NodeRegistered(info=node_info("n1", incarnation="n1-2")))
+    sim.run(until_s=201.0)
+    history = [entry for step in sim.steps if step.at_s == 200.0 for entry in step.history]
+    assert [entry.message for entry in history if entry.node_id == N1] == ["lost -> ready"]
+
+
 def test_a_scheduler_that_starts_anew_knows_who_is_to_leave() -> None:
     sim = running(spec=gang(preemptible=False))
     sim.at(60.0, NodeDrainChanged(node_id=N1, drain=True, by="root", why="new fans", within_s=100.0))
