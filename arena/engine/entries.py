@@ -45,10 +45,10 @@ class Entries(Sequence[HistoryEntry]):
         return tuple(self)[index]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+        return isinstance(other, Entries | tuple) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
-        return hash((self._before, self._at_s, len(self._entries)))
+        return hash(tuple(self))  # as that of the tuple that it equals
 
     def __repr__(self) -> str:
         return repr(tuple(self))
