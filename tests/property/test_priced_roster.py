@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.records import Progress
-from arena.policies.base import Holding, Snapshot
+from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.policy import PricedPolicy
@@ -47,17 +46,16 @@ def later(draw: st.DrawFn, snapshot: Snapshot) -> Snapshot:
     for job_id in waiting:
         if draw(st.booleans()):
             grids = grids.set(job_id, grids[draw(st.sampled_from(waiting))])
-    if draw(st.booleans()):
-        capacity = without_an_idle_node(capacity, holding)
+    for node_id in sorted(capacity.devices):
+        if draw(st.integers(0, 3)) == 3:
+            capacity = without(capacity, node_id)
     return replace(snapshot, now_s=now_s, jobs=jobs, holding=holding, capacity=capacity, waiting=waiting, grids=grids)
 
 
-def without_an_idle_node(capacity: Capacity, holding: Mapping[JobId, Holding]) -> Capacity:
-    busy = {node_id for one in holding.values() for node_id in one.allocation.node_ids}
-    for node_id in sorted(set(capacity.devices) - busy)[:1]:
-        pool = capacity.devices[node_id].pool
-        capacity = capacity.with_node(node_id, pool, ()).with_devices(node_id, pool, ())
-    return capacity
+def without(capacity: Capacity, node_id: NodeId) -> Capacity:
+    """What is there when a node is lost; who runs there has its devices until that is known."""
+    pool = capacity.devices[node_id].pool
+    return capacity.with_node(node_id, pool, ()).with_devices(node_id, pool, ())
 
 
 @settings(max_examples=60, deadline=None)
