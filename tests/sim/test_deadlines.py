@@ -123,12 +123,12 @@ def test_all_that_were_promised_end_in_time(asked: list[tuple[float, int, float]
 def test_promises_beside_many_that_may_not_be_stopped_are_kept_but_for_a_few() -> None:
     """Where eight GPUs are one and a half times overbooked and most may not be stopped, one in twenty may be late."""
     late_count = promised_count = 0
-    for seed in range(4):
+    for seed in range(8):
         rng = random.Random(seed)
         asked = [(rng.uniform(0.0, 2_000.0), rng.randint(50, 1_500), rng.uniform(1.05, 6.0)) for _ in range(12)]
         late, promised = late_and_promised(asked, preemptible=False)
         late_count, promised_count = late_count + len(late), promised_count + len(promised)
-    assert promised_count >= 30
+    assert promised_count >= 60
     assert late_count <= promised_count / 20
 
 
