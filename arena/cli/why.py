@@ -89,7 +89,7 @@ def _facts_text(reason: Reason) -> str:
 
 def _is_told(value: float | str, reason: Reason, told: set[str]) -> bool:
     if isinstance(value, str):
-        return value in str(reason)
+        return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", str(reason)) is not None
     return bool(told & {format(value, form) for form in (".0f", ".1f", ".2f", ".3g", ".6g")})
 
 

@@ -30,6 +30,8 @@ _DRAINING = {NodeState.DRAINING, NodeState.DRAINED}
 _BLOCKED = {NodeState.CLEANING, NodeState.DEGRADED, NodeState.QUARANTINED}
 SKEW_WARNING_S = 5.0
 WARNED_NODES_MAX = 5
+WARNED_AHEAD_S = 3_600.0
+"""Nodes that are to be empty later than this are no news yet; `arena nodes` lists them."""
 
 
 class ClusterView:
@@ -213,11 +215,13 @@ def _counts(gpu_type: str, counts: Counter[str]) -> GpuCounts:
 
 
 def _going_warnings(state: ClusterState, now_s: float) -> list[str]:
-    """Say which nodes are to be empty that are not, the next ones first."""
+    """Say which nodes are to be empty soon that are not, the next ones first."""
     going = sorted(
         (node.empty_at_s, node.node_id)
         for node in state.nodes.values()
-        if node.empty_at_s is not None and node.state is NodeState.DRAINING
+        if node.empty_at_s is not None
+        and node.empty_at_s <= now_s + WARNED_AHEAD_S
+        and node.state is NodeState.DRAINING
     )
     lines = [str(cause_of(state.nodes[node_id], now_s)) for _, node_id in going[:WARNED_NODES_MAX]]
     if len(going) > WARNED_NODES_MAX:
