@@ -8,8 +8,10 @@ import pytest
 
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode
+from arena.domain.records import Progress
 from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
+from arena.policies.priced.deadlines import LOOK_AGAIN_S
 from arena.policies.priced.policy import PricedPolicy
 from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
 
@@ -91,3 +93,13 @@ def test_who_cannot_pay_does_not_stand_before_who_has_waited_too_long() -> None:
     assert reserved(decision.reasons[LARGE_ID]).names["nodes"] == "n3, n1"
     for reasons in (decision.reasons[JobId("new")], POLICY.explain(found, JobId("new"))):
         assert [one.code for one in reasons] == [ReasonCode.BUDGET_TOO_SMALL]
+
+
+def test_what_runs_longer_than_it_is_believed_to_is_not_looked_at_all_the_time() -> None:
+    """It is about to end at any instant: each decision would ask for the next one a moment later."""
+    snapshot = cluster({"a": 300, "b": 300, "c": 300})
+    done = Progress(step=300, reported_at_s=snapshot.now_s, step_time_s=1.0)
+    jobs = {name: replace(job, progress=done) if name in "abc" else job for name, job in snapshot.jobs.items()}
+    decision = POLICY.decide(replace(snapshot, jobs=jobs))
+    assert reserved(decision.reasons[LARGE_ID]).code is ReasonCode.RESERVED
+    assert decision.look_again_at_s == snapshot.now_s + LOOK_AGAIN_S

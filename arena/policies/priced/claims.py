@@ -20,6 +20,7 @@ from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.deadlines import (
+    LOOK_AGAIN_S,
     Plan,
     deadline_reason,
     in_time,
@@ -117,7 +118,12 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     instants = (
         next_look_s(snapshot, market, changes.wait_max_s),
         next_urgency_s(snapshot, market, plan, changes),
-        *(one.start_s for one in reservations.values() if snapshot.now_s < one.start_s < math.inf),
+        # What runs longer than it is believed to is about to end again and again: it is not looked at each time.
+        *(
+            max(one.start_s, snapshot.now_s + LOOK_AGAIN_S)
+            for one in reservations.values()
+            if snapshot.now_s < one.start_s < math.inf
+        ),
     )
     return Claims(
         market=_kept(snapshot, _beside(snapshot, market, plan), reservations),
