@@ -26,9 +26,10 @@ decision after that takes it. So no tenant stays below its share for longer than
 
     decide_after_s + launch_deadline_s + ready_deadline_s + the longest grace_s of a borrower + stop_margin_s
 
-while it has work that fits its share, but for GPUs that are not there (nodes that are lost or drained) and for jobs
-that may not be stopped and were there before the guarantee. Limits on how often a job is moved do not protect
-borrowers.
+while it has work that fits its share, but for GPUs that are not there (nodes that are lost or drained) or not there
+together beside what others claim, and for jobs that may not be stopped and were there before the guarantee. Where room
+for one claim is made by moving the job of another, that one waits for as long once more. Limits on how often a job is
+moved do not protect borrowers.
 
 *Waiting too long* (``urgency``) gives way to shares: an overdue job comes first on all that is not claimed and within
 its own tenant's share, so its bound holds for what the shares leave. While one waits, no job that may not be stopped
