@@ -15,6 +15,9 @@ from arena.rpc.views import DecidedJob, DecisionView
 
 _LAST_MAX = 50
 _MERITS = ("value", "bound", "gap")
+_GAP_SHOWN_MIN = 1e-6
+"""Less than this is rounding."""
+
 _PRICE = "price "
 _LEGEND = (
     "value: seconds of waiting that the choice saves all jobs each second; bound: no choice could save more; gap: how",
@@ -80,4 +83,6 @@ def _is_of_shares(name: str) -> bool:
 
 
 def _number_text(name: str, value: float) -> str:
-    return f"{value * 100:.2g}%" if name == "gap" else short_text(value)
+    if name == "gap":
+        return f"{value * 100:.2g}%" if value >= _GAP_SHOWN_MIN else "0%"
+    return short_text(value)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # Off a terminal nothing is cut or wrapped.
 _ENDLESS_WIDTH = 100_000
+
+_WHOLE_WIDTH_MAX = 24
+"""Columns up to this wide are never folded, others not below it: a number or a state in two pieces is misread."""
 Cell = "str | Text"
 
 
@@ -65,7 +68,7 @@ class Output:
         self.print(Text(text, style=style))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
-        """Write an aligned table without lines; on a terminal long cells fold, elsewhere nothing is cut.
+        """Write an aligned table without lines; on a terminal long texts fold, elsewhere nothing is cut.
 
         Args:
             columns: Headings.
@@ -78,13 +81,16 @@ class Output:
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for index, column in enumerate(columns):
-            # What a row is about stays in one piece, to be copied.
+        widths = [max(_width(str(line[index])) for line in (columns, *rows)) for index in range(len(columns))]
+        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
             justify: Literal["left", "right"] = "right" if column in right else "left"
-            table.add_column(column, overflow="fold", no_wrap=index == 0, justify=justify)
+            is_whole = width <= _WHOLE_WIDTH_MAX or index == 0  # what a row is about, to be copied
+            least = width if is_whole else _WHOLE_WIDTH_MAX
+            table.add_column(column, overflow="fold", no_wrap=is_whole, min_width=least, justify=justify)
         for row in rows:
             table.add_row(*row)
-        self.print(table)
+        # Where the terminal is narrower than what must stay whole, it breaks lines itself, where its edge is.
+        self.print(table, width_min=sum(column.min_width or 0 for column in table.columns) + 2 * len(columns))
 
     def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str]) -> None:
         """Write a table for a pipe or a file: whole cells, and several times faster than a rendered one."""
@@ -97,11 +103,16 @@ class Output:
                 padded.append(space + cell if column in right else cell + space)
             self._write("  ".join(padded).rstrip())
 
-    def print(self, renderable: Any) -> None:
-        """Write something that rich can render."""
+    def print(self, renderable: Any, *, width_min: int = 0) -> None:
+        """Write something that rich can render.
+
+        Args:
+            width_min: Columns that it is given at least, on however narrow a terminal.
+        """
         console = self._rich()
+        width = max(console.width, width_min)
         with console.capture() as capture:
-            console.print(renderable, soft_wrap=not hasattr(renderable, "columns"))
+            console.print(renderable, soft_wrap=not hasattr(renderable, "columns"), width=width, crop=width_min == 0)
         for line in capture.get().splitlines():
             self._write(line if self.is_terminal else line.rstrip())
 

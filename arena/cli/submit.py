@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.numbers import Duration
 from arena.cli.quoting import escaped, quoted
 from arena.cli.wait import wait_and_tell
 from arena.cli.words import time_text
@@ -37,9 +38,15 @@ _STDIN = "-"
 @click.option("--name", help="Name of the job.")
 @click.option("--set", "overrides", metavar="FIELD=VALUE", multiple=True, help="Replace a field, e.g. stop.steps=100.")
 @click.option("--allow-infeasible", is_flag=True, help="Queue it even if no part of the present cluster can hold it.")
-@click.option("--deadline", "deadline_s", type=float, metavar="SECONDS", help="Wished end, in seconds from now on.")
+@click.option("--deadline", "deadline_s", type=Duration(), help="Wished end, from now on: 90s, 45m, 2h30m.")
 @click.option("--deadline-strict", is_flag=True, help="Refuse the job unless its deadline can be promised.")
-@click.option("--budget", "budget_usd", type=float, metavar="USD", help="Most that the job may cost.")
+@click.option(
+    "--budget",
+    "budget_usd",
+    type=click.FloatRange(0.0, min_open=True),
+    metavar="USD",
+    help="Most that the job may cost.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be answered, and submit nothing.")
 @click.option("--request-id", help="Submitting again with the same id gives the same job.")
 @click.option("--wait", "waits", is_flag=True, help="Wait for its end; exit 1 unless it succeeds.")
@@ -94,6 +101,7 @@ def _deadline_text(answer: DeadlineAnswer) -> str:
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
     overrides = [*(field_and_value(item) for item in options["overrides"]), *_terms(options)]
     if options["gpus"] is not None:
+        _refuse_job_file(words, options["gpus"])
         return _spec_of_command(words, options, overrides)
     if len(words) > 1:
         raise UserError(
@@ -104,6 +112,16 @@ def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
     if options["name"] is not None:
         overrides.append(("name", _as_yaml(options["name"])))
     return spec_of_file(words[0], overrides)
+
+
+def _refuse_job_file(argv: tuple[str, ...], count: int) -> None:
+    """Refuse to run a job file as a program."""
+    name = argv[0]
+    if len(argv) == 1 and Path(name).suffix in {".yaml", ".yml"} and not os.access(name, os.X_OK):
+        raise UserError(
+            f"{name} is a job file, and --gpus is for commands",
+            fix=f"submit it with --set gpus.count={count}, or run a command: --gpus {count} -- COMMAND",
+        )
 
 
 def _terms(options: Mapping[str, Any]) -> list[tuple[str, str]]:

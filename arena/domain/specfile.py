@@ -29,6 +29,10 @@ _PATH_FIELDS: tuple[tuple[str, ...], ...] = (
 )
 _MODEL: Path = ("train", "model")
 _CONFIG_KEY = "config"
+
+BEGUN_MAX = 3
+"""Words that begin like a wrong one of which a question names at most so many."""
+
 _BOUNDS = {
     "greater_than_equal": ("at least", "ge"),
     "greater_than": ("greater than", "gt"),
@@ -204,9 +208,10 @@ def _unknown_field(path: Path) -> str:
 
 
 def did_you_mean(word: str, allowed: Sequence[str]) -> str:
-    """Return a question that names the closest allowed word, or nothing where none is close."""
-    close = difflib.get_close_matches(word, allowed, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+    """Return a question that names the words that begin so, else the closest one, or nothing where none is close."""
+    close = [one for one in allowed if word and one.startswith(word)][:BEGUN_MAX]
+    close = close or difflib.get_close_matches(word, allowed, n=1)
+    return f", did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def _model_at(path: Path) -> type[BaseModel]:

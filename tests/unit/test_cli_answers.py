@@ -203,3 +203,18 @@ def test_an_unknown_length_is_told_once(arena: Arena, fake: FakeScheduler) -> No
         "warning: deadline 1970-01-01 00:17:30 cannot be promised: its length is not known (declare stop.steps or a "
         "time limit)\n"
     )
+
+
+def test_a_job_file_is_not_run_as_a_program(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
+    done = arena("submit", "job.yaml", "--gpus", "2")
+    assert done.code == 4
+    assert "job.yaml is a job file" in done.err
+    assert "--set gpus.count=2" in done.err
+    (tmp_path / "job.yaml").chmod(0o755)
+    assert arena("submit", "--gpus", "2", "--", "./job.yaml").code == 0
+
+
+def test_a_deadline_may_have_units_and_a_budget_is_named_as_it_was_given(arena: Arena, fake: FakeScheduler) -> None:
+    job_id = arena("submit", "job.yaml", "--deadline", "1h30m").out.strip()
+    assert fake.jobs[job_id].spec.deadline_s == 5_400.0
+    assert "--budget" in arena("submit", "job.yaml", "--budget", "-1").err

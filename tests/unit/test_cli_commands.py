@@ -99,6 +99,20 @@ def test_a_terminal_gets_colour_unless_it_wants_none(monkeypatch: pytest.MonkeyP
     assert "\x1b[1;31m" not in shown_on_terminal(monkeypatch, NO_COLOR="1")
 
 
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_no_number_state_or_date_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    rows = [["7k2-1.3", "succeeded", "758/2000 1.9684", "2026-11-30 11:29:06", "it had to leave its node, " * 4]]
+    heads = ["ATTEMPT", "STATE", "STEP", "STARTED", "WHY"]
+    Output(json_mode=False, stream=stream).table(heads, rows)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in stream.getvalue().splitlines()]
+    assert lines[0].split() == heads
+    assert all(cell in lines[1] for cell in rows[0][:4])
+    assert " ".join(" ".join([lines[1].split("11:29:06")[1], *lines[2:]]).split()) == rows[0][4].strip()
+
+
 def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     text = re.sub(r"\x1b\[[0-9;]*m", "", shown_on_terminal(monkeypatch, COLUMNS="100"))
     assert "…" not in text

@@ -456,7 +456,10 @@ def test_a_wrong_command_line_says_what_would_do(arena: Arena, argv: list[str], 
 @pytest.mark.parametrize(
     ("cluster", "said"),
     [
-        ("nodes: [{type: a100, gpus: 8}]", "nodes.0.type: unknown GPU type 'a100', did you mean 'a10"),
+        (
+            "nodes: [{type: a100, gpus: 8}]",
+            "nodes.0.type: unknown GPU type 'a100', did you mean 'a100-40' or 'a100-80'",
+        ),
         (CLUSTER + "    link_gb_per_s: 0", "error: "),
         (CLUSTER.replace("memory_gib: 1", "link_gb_per_s: 0"), "got 0; allowed: at least 0.001 (in the catalog "),
         (CLUSTER.replace("memory_gib: 1", "usd_per_hour: -1"), "got -1; allowed: at least 0"),

@@ -81,7 +81,8 @@ grace_s: .inf
         "job.yaml:2:7: kind: got 'malable', did you mean 'malleable'?; allowed: rigid, moldable, malleable",
         "job.yaml:4:32: train.model.layers: got 0; allowed: at least 1",
         (
-            "job.yaml:4:57: train.model.ffn: unknown field; allowed: attention_dropout, balance_loss_weight, channels, "
+            "job.yaml:4:57: train.model.ffn: unknown field, did you mean 'ffn_hidden'?; "
+            "allowed: attention_dropout, balance_loss_weight, channels, "
             "class_count, config, dropout, encoder_layers, expert_count, experts_per_token, family, ffn_hidden, "
             "group_depths, heads, hidden, image_size, kv_heads, layers, norm_eps, norm_groups, patch_size, "
             "rope_theta, seq_len, target_len, tied_embeddings, variant, vocab_size"
