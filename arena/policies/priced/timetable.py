@@ -33,7 +33,7 @@ class Block:
 
 
 class Timetable:
-    """What is free of each row, by time; it only ever gets less by ``take``, and more by ``returned``.
+    """What is free of each row, by time; it only ever gets less by ``take``, and more by ``give``.
 
     Args:
         now_s: Nothing is before it.
