@@ -48,6 +48,11 @@ def up(app: App, detach: bool, **options: Any) -> int:
     """Start a scheduler and agents with virtual GPUs here, until Ctrl-C.
 
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
+
+    It is for trying things: if the scheduler or an agent of it dies, it ends all of them, and says why in DIR/up.log
+    (with --detach). Elsewhere, start `arena scheduler`, and `arena agent` on each host: there one outlives the other.
+
+    To have a node taken away, say in how many seconds and why: `echo 60 maintenance > DIR/node-1/notice`.
     """
     numbers = tuple(number_option(item) for item in options["policy_options"])
     make_policy(options["policy"], dict(numbers))  # what is mistyped is told before anything starts
