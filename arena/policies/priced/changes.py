@@ -15,8 +15,8 @@ USUAL_RESTARTS = 50.0
 USUAL_S = 600.0
 """How long a change usually lasts: so many restarts, but no longer than this.
 
-It is no shorter where restarts are cheap, but for the least of them: a restart that is a tenth of what a change lasts,
-however short both are, would keep jobs from following the optimum where following costs next to nothing.
+A tenth of this for cheap restarts, as it once was, made a restart a tenth of any change, however short both were, and
+kept jobs from following the optimum where following costs next to nothing.
 """
 
 WEIGHT_MAX = 1e6
