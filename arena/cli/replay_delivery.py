@@ -92,8 +92,8 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
     if inputs.table is None and any(one.spec.workload is not None for one in first.scenario.jobs):
         rows.append(("workloads", "planned as models of the names' sizes: no --grids TABLE has measured them"))
     if all(one.spec.command is not None for one in first.scenario.jobs):
-        rows.append(("jobs", "all rigid: the trace says nothing of how they would run on other GPUs, so elastic and"))
-        rows.append(("", "arena-greedy have nothing to shape; --mapping and --grids give them something"))
+        text = "all rigid: the trace does not say how they run on other GPUs, so no policy can shape them"
+        rows.append(("jobs", f"{text} (it can with --mapping and --grids)"))
     if first.changed_count:
         text = (
             f"{first.changed_count:,} jobs ask for another GPU type or count than the trace says: the nearest that runs"

@@ -39,7 +39,8 @@ def from_zero(trace: Trace) -> Trace:
     if not trace.jobs or not trace.jobs[0].submitted_at_s:
         return trace
     first_s = trace.jobs[0].submitted_at_s
-    return _moved(trace, lambda at_s: at_s - first_s, f"moved by {-first_s:g} s")
+    text = f"time 0 is that of the first submission, {first_s:,.0f} s in the trace"
+    return _moved(trace, lambda at_s: at_s - first_s, text)
 
 
 def with_offered_load(
