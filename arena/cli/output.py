@@ -110,9 +110,10 @@ class Output:
             width_min: Columns that it is given at least, on however narrow a terminal.
         """
         console = self._rich()
-        width = max(console.width, width_min)
+        if console.width < width_min:
+            console = self._console_of(width_min)
         with console.capture() as capture:
-            console.print(renderable, soft_wrap=not hasattr(renderable, "columns"), width=width, crop=width_min == 0)
+            console.print(renderable, soft_wrap=not hasattr(renderable, "columns"))
         for line in capture.get().splitlines():
             self._write(line if self.is_terminal else line.rstrip())
 
@@ -138,20 +139,24 @@ class Output:
 
     def _rich(self) -> Console:
         if self._console is None:
-            from rich.console import Console
-
-            self._console = Console(
-                file=self._stream,
-                markup=False,
-                emoji=False,
-                highlight=False,
-                force_terminal=self.is_terminal,
-                no_color=bool(os.environ.get("NO_COLOR")) or not self.is_terminal,
-                color_system="auto" if self.is_terminal else None,
-                width=None if self.is_terminal else _ENDLESS_WIDTH,
-                legacy_windows=False,
-            )
+            self._console = self._console_of(None if self.is_terminal else _ENDLESS_WIDTH)
         return self._console
+
+    def _console_of(self, width: int | None) -> Console:
+        """Return a console of a width, or of the terminal's own."""
+        from rich.console import Console
+
+        return Console(
+            file=self._stream,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            force_terminal=self.is_terminal,
+            no_color=bool(os.environ.get("NO_COLOR")) or not self.is_terminal,
+            color_system="auto" if self.is_terminal else None,
+            width=width,
+            legacy_windows=False,
+        )
 
 
 def _width(text: str) -> int:

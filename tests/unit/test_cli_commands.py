@@ -102,7 +102,7 @@ def test_a_terminal_gets_colour_unless_it_wants_none(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("columns", [40, 80, 100])
 def test_no_number_state_or_date_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm-256color")
     stream = Terminal()
     rows = [["7k2-1.3", "succeeded", "758/2000 1.9684", "2026-11-30 11:29:06", "it had to leave its node, " * 4]]
     heads = ["ATTEMPT", "STATE", "STEP", "STARTED", "WHY"]
