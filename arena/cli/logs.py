@@ -40,6 +40,8 @@ def logs(app: App, *, job_id: str, follow: bool, rank: int | None, epoch: int | 
                 printer.add(chunk)
         finally:
             printer.finish()
+    if printer.is_silent and not app.out.json_mode:
+        click.echo("its processes have written nothing; how far a training job is: `arena job JOB`", err=True)
 
 
 class _Printer:
@@ -50,6 +52,11 @@ class _Printer:
         self._one_rank = one_rank
         self._decoders: dict[int, codecs.IncrementalDecoder] = {}
         self._rest: dict[int, list[str]] = {}
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has come."""
+        return not self._decoders
 
     def add(self, chunk: LogChunk) -> None:
         decoder = self._decoders.setdefault(chunk.rank, codecs.getincrementaldecoder("utf-8")("replace"))

@@ -490,6 +490,13 @@ def test_logs_of_several_ranks_are_whole_lines_with_their_rank(arena: Arena, fak
     }
 
 
+def test_a_job_that_has_written_nothing_is_said_to(arena: Arena) -> None:
+    done = arena("logs", "7k2-1")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("its processes have written nothing")
+    assert arena("logs", "7k2-1", "--json").err == ""
+
+
 def test_waiting_ends_with_the_job(arena: Arena, fake: FakeScheduler) -> None:
     fake.add_job(job_record("done-1", state=JobState.SUCCEEDED, result="model in /out"))
     fake.add_job(job_record("done-2", state=JobState.FAILED, error="rank 0 exited with code 1"))
