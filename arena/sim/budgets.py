@@ -1,4 +1,4 @@
-"""Jobs whose budgets do not last: nobody raises them in a replay, so their users give up. Pure: no I/O, no clock."""
+"""Jobs whose budgets do not last: nobody raises them in a replay, so their users give up."""
 
 from __future__ import annotations
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 
 @dataclass(frozen=True)
@@ -24,3 +29,16 @@ class Done:
 
 
 Arena = Callable[..., Done]
+
+
+@contextmanager
+def in_utc_at(address: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have command lines run in a directory without settings, in UTC, with a scheduler in the environment."""
+    monkeypatch.setenv("ARENA_SCHEDULER", address)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.chdir(folder)
+    yield
+    monkeypatch.undo()
+    time.tzset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from arena.rpc.v1 import job_service_pb2 as pb
 from arena.rpc.views import DecisionView, TenantShare, job_view
 from tests.builders import command_spec, job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena
+from tests.fakes.command_line import Arena, in_utc_at
 from tests.fakes.scheduler_server import FakeScheduler
 
 SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
@@ -33,16 +32,9 @@ def fake() -> Iterator[FakeScheduler]:
 @pytest.fixture
 def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
     """Runs command lines in a directory with a job file, in UTC, with the fake scheduler in the environment."""
-    monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(SPEC)
-
-    yield arena
-    monkeypatch.undo()
-    time.tzset()
+    with in_utc_at(fake.address, tmp_path, monkeypatch):
+        yield arena
 
 
 def test_a_deadline_that_is_not_promised_says_what_is_in_the_way_and_when_it_could_be(

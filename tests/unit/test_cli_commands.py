@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
@@ -24,7 +23,7 @@ from arena.rpc.v1 import common_pb2
 from arena.rpc.views import DecidedJob, DecisionView, GpuCounts
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena
+from tests.fakes.command_line import Arena, in_utc_at
 from tests.fakes.scheduler_server import FakeScheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
@@ -46,15 +45,8 @@ def fake() -> Iterator[FakeScheduler]:
 @pytest.fixture
 def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
     """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
-    monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    monkeypatch.chdir(tmp_path)
-
-    yield arena
-    monkeypatch.undo()
-    time.tzset()
+    with in_utc_at(fake.address, tmp_path, monkeypatch):
+        yield arena
 
 
 @pytest.mark.parametrize(
