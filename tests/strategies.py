@@ -332,7 +332,7 @@ reports = st.one_of(
 )
 
 
-notices = st.builds(ReclaimNotice, within_s=instants, why=texts)
+notices = st.builds(ReclaimNotice, within_s=instants, why=texts, notice_id=texts)
 
 
 @st.composite

@@ -306,6 +306,8 @@ class Agent:
                 self._acknowledge(AttemptId(message.acknowledge_end.attempt_id))
             case "read_log":
                 self._logs.start(message.read_log, session)
+            case "dismiss_notice":
+                self._notice.dismiss(message.dismiss_notice.notice_id)
             case "cancel_read":
                 self._logs.cancel(message.cancel_read.read_id)
             case other:

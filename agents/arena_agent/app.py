@@ -133,7 +133,7 @@ async def _run(config: AgentConfig, files: StateFiles) -> int:
             starter=Starter(config=config, files=files, devices=devices, address=address, warm=warm),
             keeper=ShareKeeper(NodeId(config.node_id), files, config.supervisor_margin_s),
             logs_kept_max=config.logs_kept_max,
-            notice=NoticeFile(config.notice_file or files.notice, boot_s=boot_s, wall_s=wall_s),
+            notice=NoticeFile(config.notice_file or files.notice, files.notice_dismissed, boot_s=boot_s, wall_s=wall_s),
         )
         return await _live(agent, Link(config, agent), warm, _strays(files, state))
 

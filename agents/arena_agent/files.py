@@ -150,6 +150,11 @@ class StateFiles:
         return self.directory / "notice"
 
     @property
+    def notice_dismissed(self) -> Path:
+        """Which notice an admin dismissed, if any."""
+        return self.directory / "notice.dismissed"
+
+    @property
     def launcher_log(self) -> Path:
         """What the warm launcher printed."""
         return self.directory / "launcher.log"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arena.domain.events import ReclaimNotice
+from arena_agent.files import write_durably
 
 WITHIN_S_DEFAULT = 30.0
 """The shortest warning that the large clouds give, for a file that names no time."""
@@ -26,15 +27,19 @@ class Notice:
     """What the file says.
 
     Args:
-        gone_boot_s: When the node will be gone, by the host's boot clock.
+        notice_id: Which writing of the file it is, whoever reads it.
+        told_boot_s, gone_boot_s: When it was written and when the node will be gone, by the host's boot clock.
     """
 
+    notice_id: str
+    told_boot_s: float
     gone_boot_s: float
     why: str
 
     def left(self, now_boot_s: float) -> ReclaimNotice:
         """Return it as it stands now."""
-        return ReclaimNotice(within_s=max(self.gone_boot_s - now_boot_s, 0.0), why=self.why)
+        within_s = max(self.gone_boot_s - now_boot_s, 0.0)
+        return ReclaimNotice(within_s=within_s, why=self.why, notice_id=self.notice_id)
 
 
 class NoticeFile:
@@ -44,11 +49,15 @@ class NoticeFile:
 
     Args:
         path: Seconds from its writing until the node is gone, then why; both may be left out.
+        dismissed: File of ours with the word that an admin dismissed, for the agents after this one.
         boot_s, wall_s: The host's clocks: files are dated by the one, time is measured by the other.
     """
 
-    def __init__(self, path: Path, *, boot_s: Callable[[], float], wall_s: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, dismissed: Path, *, boot_s: Callable[[], float], wall_s: Callable[[], float]
+    ) -> None:
         self._path = path
+        self._dismissed = dismissed
         self._boot_s = boot_s
         self._wall_s = wall_s
         self._began_boot_s = boot_s()
@@ -66,7 +75,7 @@ class NoticeFile:
                     text = stream.read(_TEXT_MAX)
                 if not text and self._wall_s() - found.st_mtime < _WRITING_S:
                     return self._notice
-                self._notice, self._seen = self._noticed(text, found.st_mtime), seen
+                self._notice, self._seen = self._noticed(text, found.st_mtime, seen), seen
                 self._tell()
         except FileNotFoundError:
             if self._notice is not None:
@@ -78,11 +87,34 @@ class NoticeFile:
             self._problem = str(error)
         return self._notice
 
-    def _noticed(self, text: str, written_wall_s: float) -> Notice | None:
+    def in_force(self) -> Notice | None:
+        """Return what the file says now, unless an admin took the node back in spite of it."""
+        notice = self.read()
+        return None if notice is None or notice.notice_id == self._dismissed_id() else notice
+
+    def dismiss(self, notice_id: str) -> None:
+        """Note that an admin took the node back in spite of a word.
+
+        Raises:
+            OSError: It cannot be written down.
+        """
+        if notice_id != self._dismissed_id():
+            _log.warning("an admin took this node back in spite of its notice: it counts no more")
+            write_durably(self._dismissed, notice_id)
+
+    def _dismissed_id(self) -> str:
+        try:
+            return self._dismissed.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def _noticed(self, text: str, written_wall_s: float, seen: tuple[int, ...]) -> Notice | None:
         within_s, why = _parsed(text)
-        since_s = max(self._wall_s() - written_wall_s, 0.0)
-        gone_boot_s = self._boot_s() + within_s - since_s
-        return Notice(gone_boot_s=gone_boot_s, why=why) if gone_boot_s >= self._began_boot_s else None
+        told_boot_s = self._boot_s() - max(self._wall_s() - written_wall_s, 0.0)
+        gone_boot_s = told_boot_s + within_s
+        notice_id = "-".join(f"{number:x}" for number in seen)
+        notice = Notice(notice_id=notice_id, told_boot_s=told_boot_s, gone_boot_s=gone_boot_s, why=why)
+        return notice if gone_boot_s >= self._began_boot_s else None
 
     def _tell(self) -> None:
         if self._notice is None:

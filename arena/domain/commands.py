@@ -66,4 +66,13 @@ class BuildGrid:
     shape: ClusterShape
 
 
-Command = LaunchAttempt | StopAttempt | AcknowledgeEnd | AnswerRegistration | BuildGrid
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DismissNotice:
+    """An admin took a node back in spite of its lender's word: its agent is not to act on that word either."""
+
+    kind: Literal["dismiss_notice"] = "dismiss_notice"
+    node_id: NodeId
+    notice_id: str
+
+
+Command = LaunchAttempt | StopAttempt | AcknowledgeEnd | AnswerRegistration | BuildGrid | DismissNotice

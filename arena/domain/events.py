@@ -96,10 +96,12 @@ class ReclaimNotice:
     Args:
         within_s: From the word until it is gone; a length, since two hosts' clocks are never compared.
         why: For people.
+        notice_id: The same for as long as it is the same word, whoever says it again; empty from an older agent.
     """
 
     within_s: float
     why: str
+    notice_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -359,6 +359,8 @@ class NodeRecord:
         condemned: Attempts that must be gone before the node takes new work (unknown or superseded ones it holds).
         drain: An admin's request, until an admin takes it back.
         notice: Its lender's, as its agent told, until the agent says otherwise.
+        notice_id: Which word of its lender was heard last, empty where it had no name.
+        dismissed_notice_id: The word in spite of which an admin took the node back: said again, it counts no more.
     """
 
     node_id: NodeId
@@ -374,6 +376,8 @@ class NodeRecord:
     quarantined_until_s: float | None = None
     condemned: tuple[AttemptId, ...] = ()
     notice: Drain | None = None
+    notice_id: str = ""
+    dismissed_notice_id: str = ""
 
     @property
     def leaving(self) -> Drain | None:

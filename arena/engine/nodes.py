@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arena.domain.cluster import NodeInfo, NodeState
-from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, BuildGrid
+from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, BuildGrid, DismissNotice
 from arena.domain.events import (
     AttemptEnded,
     DevicesChanged,
@@ -162,9 +162,21 @@ def change_drain(draft: Draft, event: NodeDrainChanged) -> None:
         return
     until_s = None if event.within_s is None else draft.now_s + event.within_s
     drain = Drain(by=event.by, at_s=draft.now_s, why=event.why, until_s=until_s) if event.drain else None
-    notice = node.notice if event.drain else None  # who takes it back by hand knows better
-    draft.put_node(replace(node, drain=drain, notice=notice, quarantined_until_s=None))
+    if not event.drain and node.notice is not None:
+        node = _without_notice(draft, node)
+    draft.put_node(replace(node, drain=drain, quarantined_until_s=None))
     _leaving_changed(draft, event.node_id)
+
+
+def _without_notice(draft: Draft, node: NodeRecord) -> NodeRecord:
+    """Return a node that is taken back in spite of its lender's word: who does that by hand knows better.
+
+    The word is remembered, since its agent repeats it with every registration; one without a name cannot be told from
+    the next, and counts again.
+    """
+    if node.notice_id:
+        draft.command(DismissNotice(node_id=node.node_id, notice_id=node.notice_id))
+    return replace(node, notice=None, dismissed_notice_id=node.notice_id)
 
 
 def change_notice(draft: Draft, event: NodeNoticeChanged) -> None:
@@ -175,11 +187,14 @@ def change_notice(draft: Draft, event: NodeNoticeChanged) -> None:
 
 
 def _put_notice(draft: Draft, node: NodeRecord, notice: ReclaimNotice | None) -> None:
-    drain = None
-    if notice is not None:
+    drain, notice_id = None, node.notice_id
+    if notice is not None and notice.notice_id and notice.notice_id == node.dismissed_notice_id:
+        draft.command(DismissNotice(node_id=node.node_id, notice_id=notice.notice_id))
+    elif notice is not None:
+        notice_id = notice.notice_id
         drain = Drain(by=LENDER, at_s=draft.now_s, why=notice.why, until_s=draft.now_s + notice.within_s)
     if (node.notice, drain) != (None, None):
-        draft.put_node(replace(node, notice=drain))
+        draft.put_node(replace(node, notice=drain, notice_id=notice_id))
     _leaving_changed(draft, node.node_id)
 
 

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.commands import AcknowledgeEnd, AnswerRegistration, BuildGrid, Command, LaunchAttempt, StopAttempt
+from arena.domain.commands import (
+    AcknowledgeEnd,
+    AnswerRegistration,
+    BuildGrid,
+    Command,
+    DismissNotice,
+    LaunchAttempt,
+    StopAttempt,
+)
 from arena.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -115,7 +123,7 @@ class SimWorld:
             case BuildGrid():
                 at_s = self._profiled_s(command.job_id, command.spec)
                 self.kernel.push(at_s, self._grid(command.job_id, command.spec, command.shape))
-            case AcknowledgeEnd() | AnswerRegistration():
+            case AcknowledgeEnd() | AnswerRegistration() | DismissNotice():
                 pass
 
     def lose_node(self, node_id: NodeId) -> None:

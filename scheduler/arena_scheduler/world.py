@@ -10,6 +10,7 @@ from arena.domain.commands import (
     AnswerRegistration,
     BuildGrid,
     Command,
+    DismissNotice,
     LaunchAttempt,
     StopAttempt,
 )
@@ -62,6 +63,9 @@ class LiveWorld:
                 self._sessions.send(command.node_id, message)
             case AcknowledgeEnd():
                 message = pb.OpenSessionResponse(acknowledge_end=codec.acknowledge_end_to_proto(command))
+                self._sessions.send(command.node_id, message)
+            case DismissNotice(notice_id=notice_id):
+                message = pb.OpenSessionResponse(dismiss_notice=pb.DismissNotice(notice_id=notice_id))
                 self._sessions.send(command.node_id, message)
             case AnswerRegistration():
                 verdict = codec.verdict_to_proto(

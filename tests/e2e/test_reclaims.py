@@ -173,6 +173,22 @@ def test_the_word_outlives_the_agent_and_can_be_withdrawn(cluster: ProcessCluste
     cluster.wait_ready("n2")
 
 
+def test_an_undrain_outlives_the_agent_until_the_lender_speaks_again(cluster: ProcessCluster) -> None:
+    node = cluster.nodes["n2"]
+    notice_of(node).write_text("3600")
+    wait_until(lambda: cluster.node_state("n2") is NodeState.DRAINED, "it takes no more work")
+    cluster.client.undrain("n2")
+    cluster.wait_ready("n2")
+    for _ in range(2):
+        node.service.end(signal.SIGKILL)
+        wait_until(lambda: not view_of(cluster, node).connected, "it is missed")
+        node.service.start()
+        wait_until(lambda: view_of(cluster, node).connected, "it is back")
+        assert view_of(cluster, node).state is NodeState.READY
+    notice_of(node).write_text("3500")
+    wait_until(lambda: cluster.node_state("n2") is NodeState.DRAINED, "another word counts again")
+
+
 def test_an_admin_empties_a_node_within_a_time(cluster: ProcessCluster) -> None:
     job_id, node, other = running(cluster, endless())
     done = cluster.arena("drain", node.node_id, "--why", "new fans", "--within", "2m")

@@ -32,7 +32,11 @@ def clocks() -> Clocks:
 
 @pytest.fixture
 def file(tmp_path: Path, clocks: Clocks) -> NoticeFile:
-    return NoticeFile(tmp_path / "notice", boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+    return followed(tmp_path, clocks)
+
+
+def followed(folder: Path, clocks: Clocks) -> NoticeFile:
+    return NoticeFile(folder / "notice", folder / "dismissed", boot_s=clocks.boot_s, wall_s=clocks.wall_s)
 
 
 def write(folder: Path, text: str, at_s: float) -> None:
@@ -60,7 +64,7 @@ def test_seconds_and_why(
     write(tmp_path, text, clocks.now_s)
     notice = file.read()
     assert notice is not None
-    assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=within_s, why=why)
+    assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=within_s, why=why, notice_id=notice.notice_id)
 
 
 def test_an_empty_file_may_be_about_to_be_written(file: NoticeFile, tmp_path: Path, clocks: Clocks) -> None:
@@ -70,7 +74,8 @@ def test_an_empty_file_may_be_about_to_be_written(file: NoticeFile, tmp_path: Pa
     clocks.now_s += 0.5
     notice = file.read()
     assert notice is not None
-    assert notice.left(clocks.boot_s()) == ReclaimNotice(within_s=29.0, why="its lender takes it back")
+    left = notice.left(clocks.boot_s())
+    assert (left.within_s, left.why) == (29.0, "its lender takes it back")
 
 
 def test_the_time_counts_from_the_writing_whoever_reads_it_when(
@@ -117,7 +122,7 @@ def test_a_word_that_had_run_out_when_the_agent_started_is_of_an_earlier_time(
 ) -> None:
     """The state directory of a lent machine may outlive its being taken back."""
     write(tmp_path, "60", clocks.now_s - age_s)
-    file = NoticeFile(tmp_path / "notice", boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+    file = followed(tmp_path, clocks)
     clocks.now_s += 5.0
     assert (file.read() is not None) is is_told
     write(tmp_path, "0", clocks.now_s)
@@ -132,3 +137,32 @@ def test_what_cannot_be_read_is_no_word_and_is_told_once(
     (tmp_path / "notice").mkdir()
     assert [file.read() for _ in range(3)] == [None] * 3
     assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_a_word_has_one_name_whichever_agent_reads_it_and_the_next_word_another(
+    file: NoticeFile, tmp_path: Path, clocks: Clocks
+) -> None:
+    write(tmp_path, "60", clocks.now_s)
+    first = file.read()
+    clocks.now_s += 10.0
+    again = followed(tmp_path, clocks).read()
+    write(tmp_path, "60", clocks.now_s)
+    second = file.read()
+    assert first is not None
+    assert again is not None
+    assert second is not None
+    assert first.notice_id == again.notice_id != second.notice_id
+
+
+def test_a_dismissed_word_is_not_in_force_for_the_next_agent_either_and_another_is(
+    file: NoticeFile, tmp_path: Path, clocks: Clocks
+) -> None:
+    write(tmp_path, "60", clocks.now_s)
+    first = file.in_force()
+    assert first is not None
+    file.dismiss(first.notice_id)
+    assert (file.in_force(), followed(tmp_path, clocks).in_force()) == (None, None)
+    assert file.read() is first, "the scheduler is told all the same, and knows better"
+    clocks.now_s += 1.0
+    write(tmp_path, "60", clocks.now_s)
+    assert file.in_force() is not None

@@ -298,8 +298,11 @@ def notice_changed_from_proto(message: pb.NoticeChanged, node_id: NodeId) -> Nod
 
 
 def _notice_to_proto(notice: ReclaimNotice | None) -> pb.ReclaimNotice | None:
-    return None if notice is None else pb.ReclaimNotice(within_s=notice.within_s, why=notice.why)
+    if notice is None:
+        return None
+    return pb.ReclaimNotice(within_s=notice.within_s, why=notice.why, notice_id=notice.notice_id)
 
 
 def _notice_from_proto(message: pb.ReclaimNotice) -> ReclaimNotice:
-    return ReclaimNotice(within_s=seconds_from_proto(message.within_s, "notice.within_s"), why=message.why)
+    within_s = seconds_from_proto(message.within_s, "notice.within_s")
+    return ReclaimNotice(within_s=within_s, why=message.why, notice_id=message.notice_id)

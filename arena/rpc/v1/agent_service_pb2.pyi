@@ -101,6 +101,7 @@ class OpenSessionResponse(_message.Message):
     ACKNOWLEDGE_END_FIELD_NUMBER: _builtins.int
     READ_LOG_FIELD_NUMBER: _builtins.int
     CANCEL_READ_FIELD_NUMBER: _builtins.int
+    DISMISS_NOTICE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def verdict(self) -> Global___Verdict: ...
     @_builtins.property
@@ -113,6 +114,8 @@ class OpenSessionResponse(_message.Message):
     def read_log(self) -> Global___ReadLog: ...
     @_builtins.property
     def cancel_read(self) -> Global___CancelRead: ...
+    @_builtins.property
+    def dismiss_notice(self) -> Global___DismissNotice: ...
     def __init__(
         self,
         *,
@@ -122,12 +125,13 @@ class OpenSessionResponse(_message.Message):
         acknowledge_end: Global___AcknowledgeEnd | None = ...,
         read_log: Global___ReadLog | None = ...,
         cancel_read: Global___CancelRead | None = ...,
+        dismiss_notice: Global___DismissNotice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge_end", b"acknowledge_end", "cancel_read", b"cancel_read", "launch", b"launch", "message", b"message", "read_log", b"read_log", "stop_attempt", b"stop_attempt", "verdict", b"verdict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge_end", b"acknowledge_end", "cancel_read", b"cancel_read", "dismiss_notice", b"dismiss_notice", "launch", b"launch", "message", b"message", "read_log", b"read_log", "stop_attempt", b"stop_attempt", "verdict", b"verdict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge_end", b"acknowledge_end", "cancel_read", b"cancel_read", "launch", b"launch", "message", b"message", "read_log", b"read_log", "stop_attempt", b"stop_attempt", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge_end", b"acknowledge_end", "cancel_read", b"cancel_read", "dismiss_notice", b"dismiss_notice", "launch", b"launch", "message", b"message", "read_log", b"read_log", "stop_attempt", b"stop_attempt", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "launch", "stop_attempt", "acknowledge_end", "read_log", "cancel_read"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["verdict", "launch", "stop_attempt", "acknowledge_end", "read_log", "cancel_read", "dismiss_notice"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -265,22 +269,47 @@ class ReclaimNotice(_message.Message):
 
     WITHIN_S_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    NOTICE_ID_FIELD_NUMBER: _builtins.int
     within_s: _builtins.float
     """From now until it is gone."""
     why: _builtins.str
+    notice_id: _builtins.str
+    """The same for as long as it is the same word, also from the agent's next process; empty from an older agent."""
     def __init__(
         self,
         *,
         within_s: _builtins.float = ...,
         why: _builtins.str = ...,
+        notice_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why", "within_s", b"within_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notice_id", b"notice_id", "why", b"why", "within_s", b"within_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReclaimNotice: _TypeAlias = ReclaimNotice  # noqa: Y015
+
+@_typing.final
+class DismissNotice(_message.Message):
+    """An admin took the node back in spite of this word: the agent does not act on it either."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NOTICE_ID_FIELD_NUMBER: _builtins.int
+    notice_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        notice_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["notice_id", b"notice_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DismissNotice: _TypeAlias = DismissNotice  # noqa: Y015
 
 @_typing.final
 class NoticeChanged(_message.Message):
