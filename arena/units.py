@@ -26,3 +26,8 @@ def format_duration(duration_s: float) -> str:
     if days:
         return f"{days}d{hours:02d}h"
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
+
+
+def format_count(count: int, what: str) -> str:
+    """Return a count with its noun, in the plural where it is not one: ``format_count(1, 'job') == '1 job'``."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

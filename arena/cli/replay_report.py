@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from html import escape
 from string import Template
 
-from arena.cli.replay_pictures import cdf_png, gantt_png, series_png
+from arena.cli.replay_gantt import gantt_png
+from arena.cli.replay_pictures import cdf_png, series_png
 from arena.cli.replay_results import Study
 from arena.cli.replay_tables import TextTable, tables_of
+from arena.units import format_count
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
@@ -60,10 +62,10 @@ def report_html(study: Study, about: About) -> str:
         ),
         _image(
             "Throughput: the sum over running jobs of their speed, 1 on what they asked for; first seed",
-            series_png(study, "speed", "jobs' worth of speed"),
+            series_png(study, "speed", "sum of the jobs' speeds"),
         ),
         "<h2>Who had which GPU</h2>",
-        *(_gantt(study, policy) for policy in study.policies),
+        *(_gantt(study, about, policy) for policy in study.policies),
         "<h2>The trace</h2>",
         _pairs(about.account),
         _table(about.defects) if about.defects is not None else "<p>No row was dropped or repaired.</p>",
@@ -74,11 +76,24 @@ def report_html(study: Study, about: About) -> str:
     return _PAGE.substitute(title=escape(about.title), body="\n".join(parts))
 
 
-def _gantt(study: Study, policy: str) -> str:
+def _gantt(study: Study, about: About, policy: str) -> str:
     run = study.runs_of(policy)[0]
-    jobs = {bar["job_id"] for bar in run["bars"]}
-    text = f"{policy}, first seed: {len(jobs):,} jobs on {len(run['rows']):,} GPUs; hatched: start and load"
-    return _image(text, gantt_png(run)) if run["bars"] else f"<p>{escape(policy)}: nothing ran on the GPUs shown.</p>"
+    if not run["bars"]:
+        return f"<p>{escape(policy)}: nothing ran on the GPUs shown.</p>"
+    shown = {bar["job_id"] for bar in run["bars"]}
+    jobs = _part_text(len(shown), run["whole"]["job_count"], "job")
+    gpus = _part_text(len(run["rows"]), about.gpu_count, "GPU")
+    return _image(f"{policy}, first seed: {jobs} on {gpus}", gantt_png(run, until_s=_charts_end_s(study)))
+
+
+def _charts_end_s(study: Study) -> float:
+    """Return when the last of all bars ends, so that the charts have one scale."""
+    runs = (study.runs_of(policy)[0] for policy in study.policies)
+    return max(float(bar["until_s"]) for run in runs for bar in run["bars"])
+
+
+def _part_text(count: int, total: int, what: str) -> str:
+    return format_count(count, what) if count == total else f"{count:,} of {format_count(total, what)}"
 
 
 def _digests(study: Study) -> str:
