@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from arena.cli.children import Child, death, end, ended_text, started
 from arena.cli.ports import PortRange
 from arena.cli.settings import user_name
 from arena.client import ArenaClient, ClientSettings
 from arena.domain.records import JobState, Wish
-from arena.errors import ArenaError, InternalError, UnavailableError, UserError
+from arena.errors import ArenaError, UnavailableError, UserError
 
 START_LIMIT_S = 60.0
 HOLD_LIMIT_S = 45.0
-END_LIMIT_S = 15.0
 POLL_S = 0.1
+RESTARTS_MAX = 5
+"""How often the scheduler, and each agent, is started again where it has ended by itself."""
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
+SCHEDULER = "scheduler"
 _LIVE_STATES = tuple(state for state in JobState if not state.is_terminal)
 
 
@@ -76,9 +77,9 @@ class UpPlan:
         options = [word for item in self.policy_options for word in ("--policy-option", item)]
         return ["--policy", self.policy, *options, *(["--tenants", self.tenants] if self.tenants else [])]
 
-    def scheduler_argv(self) -> list[str]:
+    def scheduler_argv(self, port: int) -> list[str]:
         """Return the command of the scheduler."""
-        words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", self.port, *self.policy_words()]
+        words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", port, *self.policy_words()]
         words += ["--restart", RESTART_S]
         words += ["--db", self.directory / "scheduler.db", "--address-file", self.address_file]
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
@@ -98,15 +99,6 @@ def arena_argv(words: Sequence[object]) -> list[str]:
 
 
 @dataclass(slots=True)
-class Service:
-    """A service that runs as a process of its own."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-
-
-@dataclass(slots=True)
 class LocalCluster:
     """The processes of one ``arena up``.
 
@@ -117,19 +109,20 @@ class LocalCluster:
     plan: UpPlan
     ports: PortRange
     address: str = ""
-    children: list[Service] = field(default_factory=list)
+    children: list[Child] = field(default_factory=list)
 
     def start(self, stopping: threading.Event) -> None:
         """Start the scheduler, then the agents, and wait until all nodes are registered."""
         plan = self.plan
         plan.address_file.unlink(missing_ok=True)
-        self._spawn("scheduler", plan.scheduler_argv())
+        scheduler = self._start(SCHEDULER, plan.scheduler_argv(plan.port))
         self._wait_for(plan.address_file.exists, "the scheduler to serve", stopping)
         if stopping.is_set():
             return
         self.address = plan.address_file.read_text().strip()
+        scheduler.argv = plan.scheduler_argv(int(self.address.rpartition(":")[2]))  # the same one, whenever it restarts
         for index in range(plan.agents):
-            self._spawn(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
+            self._start(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
         with self.client() as client:
             self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
             _release_held(client, plan)
@@ -138,14 +131,37 @@ class LocalCluster:
         """Return a client of this cluster's scheduler, as its own user."""
         return ArenaClient(ClientSettings(address=self.address, user=user_name()))
 
-    def ended(self) -> Service | None:
-        """Return a service that ended by itself."""
-        return next((child for child in self.children if child.process.poll() is not None), None)
+    def mend(self) -> Iterator[str]:
+        """Start again what has ended by itself, and yield what becomes of each, in words.
+
+        The first time that is at once, later it waits longer and longer. An agent that ends time and again is left
+        out, and the rest goes on.
+
+        Raises:
+            InternalError: The scheduler ends time and again.
+        """
+        for child in self._ended():
+            if child.restarts == RESTARTS_MAX:
+                if child.name == SCHEDULER:
+                    raise death(child, f"after {RESTARTS_MAX} restarts")
+                child.is_left_out = True
+                yield f"{ended_text(child)}; left out after {RESTARTS_MAX} restarts, the rest goes on; see {child.log}"
+                continue
+            if child.due_at_s is None:
+                wait_s = 2.0**child.restarts - 1.0
+                child.due_at_s = time.monotonic() + wait_s
+                when = f" in {wait_s:.0f} s" if wait_s else ""
+                yield f"{ended_text(child)}; restart {child.restarts + 1} of at most {RESTARTS_MAX}{when}, jobs go on"
+            if time.monotonic() >= child.due_at_s:
+                child.start_again()
+
+    def _ended(self) -> list[Child]:
+        return [child for child in self.children if not child.is_left_out and child.process.poll() is not None]
 
     def stop(self, stopping: threading.Event) -> None:
         """Hold the jobs, then end agents and scheduler, and whatever their jobs left behind."""
         stopping.set()
-        if self.address and self.ended() is None:
+        if self.address and all(child.name != SCHEDULER for child in self._ended()):
             try:
                 with self.client() as client:
                     _hold_all(client, self.plan)
@@ -153,43 +169,23 @@ class LocalCluster:
                 sys.stderr.write(f"warning: jobs were not saved: {str(error) or 'interrupted'}\n")
         # What follows is bounded and must not be cut short: it would leave processes behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        agents = [child for child in self.children if child.name != "scheduler"]
-        _end(agents)
+        end([child for child in self.children if child.name != SCHEDULER])
         _kill_leftovers(self.plan)
-        _end([child for child in self.children if child.name == "scheduler"])
+        end([child for child in self.children if child.name == SCHEDULER])
 
-    def _spawn(self, name: str, argv: list[str]) -> Service:
-        log = self.plan.directory / f"{name}.log"
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=_environ()
-            )
-        child = Service(name, process, log)
+    def _start(self, name: str, argv: Sequence[str]) -> Child:
+        child = started(name, argv, self.plan.directory / f"{name}.log")
         self.children.append(child)
         return child
 
     def _wait_for(self, condition: Callable[[], bool], what: str, stopping: threading.Event) -> None:
         deadline_s = time.monotonic() + START_LIMIT_S
         while not stopping.is_set() and not condition():
-            if child := self.ended():
+            for child in self._ended():
                 raise death(child)
             if time.monotonic() > deadline_s:
                 raise UnavailableError(f"gave up waiting for {what}", fix=f"see the logs in {self.plan.directory}")
             stopping.wait(POLL_S)
-
-
-def _environ() -> dict[str, str]:
-    """Return what the services inherit: settings of the caller's usual scheduler are none of theirs."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("ARENA_")}
-
-
-def death(child: Service) -> InternalError:
-    """Return the error that says how a service ended by itself."""
-    lines = child.log.read_text(errors="replace").splitlines()
-    code = child.process.returncode
-    return InternalError(
-        f"{child.name} ended with code {code}", why=lines[-1] if lines else "it wrote nothing", fix=f"see {child.log}"
-    )
 
 
 def _connected_count(client: ArenaClient) -> int:
@@ -224,19 +220,6 @@ def _release_held(client: ArenaClient, plan: UpPlan) -> None:
         except UserError:
             continue  # cancelled, or another database
     plan.held_file.unlink()
-
-
-def _end(children: Sequence[Service]) -> None:
-    for child in children:
-        if child.process.poll() is None:
-            child.process.terminate()
-    deadline_s = time.monotonic() + END_LIMIT_S
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline_s - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
 
 
 def _kill_leftovers(plan: UpPlan) -> None:

@@ -18,7 +18,7 @@ import click
 
 from arena.cli.app import flags_of, shared_options
 from arena.cli.output import ReaderGoneError, print_error
-from arena.errors import ArenaError, InternalError
+from arena.errors import ArenaError, InternalError, UnavailableError
 
 INTERRUPTED = 128 + signal.SIGINT
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -135,12 +135,26 @@ def _run(argv: Sequence[str]) -> int:
         # Keep the interpreter from complaining at its exit that it cannot flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except UnavailableError as error:
+        return _report(_explained(error), argv, json_mode)
     except ArenaError as error:
         return _report(error, argv, json_mode)
     except Exception as error:  # noqa: BLE001 - the outermost frame
         wrapped = InternalError(f"{type(error).__name__}: {error}", fix="run it again with -v for the traceback")
         wrapped.__cause__ = error
         return _report(wrapped, argv, json_mode)
+
+
+def _explained(error: UnavailableError) -> UnavailableError:
+    """Return an error with what is known here of who should have answered."""
+    from arena.rpc.status import ADDRESS_DETAIL
+
+    address = error.details.get(ADDRESS_DETAIL)
+    if address is None:
+        return error
+    from arena.cli.up_places import explained
+
+    return explained(error, address).with_traceback(error.__traceback__)
 
 
 def _report(error: ArenaError, argv: Sequence[str], json_mode: bool) -> int:

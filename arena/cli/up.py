@@ -16,11 +16,13 @@ from typing import IO, Any
 import click
 
 from arena.cli.app import App, command
-from arena.cli.local import END_LIMIT_S, HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv, death
+from arena.cli.children import END_LIMIT_S, last_line
+from arena.cli.local import HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv
 from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.ports import held_ports, usual_port
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
+from arena.cli.up_places import Place, is_alive, known_place
 from arena.client import DEFAULT_ADDRESS
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
@@ -49,8 +51,9 @@ def up(app: App, detach: bool, **options: Any) -> int:
 
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
 
-    It is for trying things: if the scheduler or an agent of it dies, it ends all of them, and says why in DIR/up.log
-    (with --detach). Elsewhere, start `arena scheduler`, and `arena agent` on each host: there one outlives the other.
+    If the scheduler or an agent dies, this says so here (in DIR/up.log with --detach) with its exit code or signal, and
+    starts it again, at most five times each; jobs go on meanwhile. Then an agent is left out, and the rest goes on;
+    without its scheduler everything ends, and commands that then find nobody at its address say why.
 
     To have a node taken away, say in how many seconds and why: `echo 60 maintenance > DIR/node-1/notice`.
     """
@@ -66,9 +69,12 @@ def up(app: App, detach: bool, **options: Any) -> int:
         try:
             plan.ports_file.write_text(f"{ports}\n")
             cluster.start(stopping)
-            if not stopping.is_set():
+            if stopping.is_set():
+                return 0
+            with known_place(Place(address=cluster.address, directory=str(plan.directory), pid=os.getpid())):
                 _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
-            return _watch(cluster, stopping)
+                _watch(cluster, stopping)
+            return 0
         finally:
             cluster.stop(stopping)
 
@@ -125,11 +131,11 @@ def _stop_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _watch(cluster: LocalCluster, stopping: threading.Event) -> int:
+def _watch(cluster: LocalCluster, stopping: threading.Event) -> None:
+    """Mend the cluster until it is to stop, and tell the terminal (or the log) what had to be mended."""
     while not stopping.wait(POLL_S):
-        if child := cluster.ended():
-            raise death(child)
-    return 0
+        for said in cluster.mend():
+            click.echo(f"{time.strftime('%H:%M:%S')}  {said}", err=True)
 
 
 def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached: bool = False) -> None:
@@ -164,7 +170,7 @@ def _detach(app: App, plan: UpPlan) -> int:
             break
         time.sleep(POLL_S)
     if background.poll() is not None:
-        raise UnavailableError("it did not start", why=_last_line(log), fix=f"see {plan.directory}")
+        raise UnavailableError("it did not start", why=last_line(log), fix=f"see {plan.directory}")
     # It goes on without us; nobody is to wait for it.
     background.returncode = 0
     _tell_detached(app, plan)
@@ -175,11 +181,6 @@ def _up_words(plan: UpPlan) -> list[object]:
     words: list[object] = ["up", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
     words += ["--gpu-type", plan.gpu_type, "--port", plan.port, "--dir", plan.directory]
     return [*words, *plan.policy_words()]
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else "it wrote nothing"
 
 
 def _tell_detached(app: App, plan: UpPlan) -> None:
@@ -205,7 +206,7 @@ def down(app: App, directory: Path | None) -> None:
         pid = int(file.read().strip())
         os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + HOLD_LIMIT_S + 3 * END_LIMIT_S
-        while not _is_free(file) or _is_alive(pid):
+        while not _is_free(file) or is_alive(pid):
             if time.monotonic() > deadline_s:
                 raise UnavailableError("it does not end", fix=f"see {lock.parent / 'up.log'}")
             time.sleep(POLL_S)
@@ -213,14 +214,6 @@ def down(app: App, directory: Path | None) -> None:
         app.out.document(stopped=str(lock.parent))
     else:
         app.out.line(f"stopped {lock.parent}")
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether a process still runs: it lets go of its lock a moment before it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
-    except OSError:
-        return False
 
 
 def _is_free(file: IO[str]) -> bool:

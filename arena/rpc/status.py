@@ -26,6 +26,8 @@ from arena.errors import (
 )
 
 ERROR_METADATA_KEY: Final = "arena-error-bin"
+ADDRESS_DETAIL: Final = "scheduler"
+"""Detail of an ``UnavailableError`` that has the address at which nobody answers."""
 # gRPC drops trailers above 8 KiB; both the message and the binary form must fit beside each other.
 _MESSAGE_CHARS_MAX = 1024
 _METADATA_BYTES_MAX = 4096
@@ -149,6 +151,7 @@ def _foreign_error(code: grpc.StatusCode, details: str, address: str) -> ArenaEr
             f"no scheduler answers at {address}",
             why=_cut(details),
             fix="start one with `arena up`, or name the right one with --scheduler HOST:PORT",
+            details={ADDRESS_DETAIL: address},
         )
     if code is _Code.DEADLINE_EXCEEDED:
         return UnavailableError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from arena.cli.ports import held_ports
+from tests.fakes.local_cluster import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +73,11 @@ def processes_of(directory: Path) -> list[int]:
     return found
 
 
+def command_of(pid: int) -> bytes:
+    """The command line of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB)
     up = document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
@@ -97,6 +104,27 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
     assert arena("down").returncode == 0
     assert processes_of(tmp_path / "up") == []
     assert arena("down").returncode == 5
+
+
+def test_jobs_outlive_an_agent_and_the_scheduler_and_the_terminal_says_what_died(arena: Arena, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB)
+    document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
+    job_id = document(arena("submit", "job.yaml", "--json"))["job_id"]
+    assert arena("wait", job_id, "--for", "running", "--timeout", "90").returncode == 0
+    (agent,) = (pid for pid in processes_of(tmp_path / "up") if b"\0agent\0" in command_of(pid))
+    (scheduler,) = (pid for pid in processes_of(tmp_path / "up") if b"\0scheduler\0--host" in command_of(pid))
+    before = document(arena("job", job_id, "--json"))["job"]["progress"]["step"]
+    for pid in (agent, scheduler):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: arena("nodes", "--json").returncode == 0, "the scheduler is back")
+    wait_until(lambda: document(arena("nodes", "--json"))["nodes"][0]["connected"], "the agent is back")
+    wait_until(lambda: document(arena("job", job_id, "--json"))["job"]["progress"]["step"] > before, "the job goes on")
+    assert [attempt["epoch"] for attempt in document(arena("job", job_id, "--json"))["attempts"]] == [1]
+    log = (tmp_path / "up" / "up.log").read_text()
+    for name in ("node-1", "scheduler"):
+        assert f"{name} was killed by signal 9 (SIGKILL); restart 1 of at most 5, jobs go on" in log
+    assert arena("down").returncode == 0
+    assert f"`arena up` on {tmp_path / 'up'} was stopped at" in arena("status").stderr
 
 
 def test_a_command_runs_with_the_arguments_directory_and_environment_of_its_user(arena: Arena, tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""Where each `arena up` of this user serves, and how it ended: read where a command finds nobody at its address."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from arena.cli.quoting import quoted
+from arena.cli.services import state_home
+from arena.cli.words import time_text
+from arena.errors import UnavailableError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """An ``arena up`` and its scheduler.
+
+    Args:
+        directory: Its ``--dir``.
+        pid: Of its process.
+        ended_at_s: None where it runs, or was killed itself.
+        why: What it ended of; empty where its user stopped it.
+    """
+
+    address: str
+    directory: str
+    pid: int
+    ended_at_s: float | None = None
+    why: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is there."""
+        return self.ended_at_s is None and is_alive(self.pid)
+
+
+@contextmanager
+def known_place(place: Place) -> Iterator[None]:
+    """Have commands of this user know of an ``arena up`` while it serves, and how it ended."""
+    _forget(place.directory)
+    _write(place)
+    why = ""
+    try:
+        yield
+    except Exception as error:
+        why = str(error)
+        raise
+    finally:
+        ended = asdict(place) | {"ended_at_s": time.time(), "why": why}
+        _write(Place(**ended))
+
+
+def explained(error: UnavailableError, address: str) -> UnavailableError:
+    """Return an error of a scheduler that does not answer, with what is known of the ``arena up`` that served there."""
+    places = _places()
+    here = next((place for place in places if place.address == address), None)
+    if here is None:
+        return _elsewhere(error, [place for place in places if place.is_alive])
+    again = f"start it again with `arena up --dir {quoted(here.directory)}`, its jobs are kept"
+    named = f"`arena up` on {quoted(here.directory)}"
+    if here.is_alive:
+        fix = f"try again in a moment; {quoted(str(Path(here.directory) / 'up.log'))} has what became of its scheduler"
+        return _because(error, f"{named} is there, but its scheduler is not", fix)
+    if here.ended_at_s is None:
+        return _because(error, f"{named} is not there any more, and could not say why", again)
+    ended = f"at {time_text(here.ended_at_s)}"
+    return _because(error, f"{named} {f'ended {ended}: {here.why}' if here.why else f'was stopped {ended}'}", again)
+
+
+def _elsewhere(error: UnavailableError, living: list[Place]) -> UnavailableError:
+    if not living:
+        return error
+    served = "; ".join(f"`arena up` on {quoted(place.directory)} serves at {place.address}" for place in living)
+    return _because(error, error.why, f"{served}: give --scheduler {living[0].address}, or set ARENA_SCHEDULER")
+
+
+def _because(error: UnavailableError, why: str, fix: str) -> UnavailableError:
+    return UnavailableError(error.what, why=why, fix=fix, details=error.details)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process still runs: it lets go of its lock a moment before it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def _folder() -> Path:
+    return state_home() / "up-at"
+
+
+def _places() -> list[Place]:
+    return [place for file in sorted(_folder().glob("*")) if (place := _read(file)) is not None]
+
+
+def _read(file: Path) -> Place | None:
+    try:
+        return Place(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError):  # another version's, or somebody has just taken it away
+        return None
+
+
+def _write(place: Place) -> None:
+    file = _folder() / place.address
+    with contextlib.suppress(OSError):  # that a later error says less is no reason to end now
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(f".{file.name}.{place.pid}")
+        aside.write_text(json.dumps(asdict(place)))
+        aside.replace(file)
+
+
+def _forget(directory: str) -> None:
+    """Drop what is known of former addresses of a directory, and of directories that are gone."""
+    for place in _places():
+        if place.directory == directory or not Path(place.directory).exists():
+            with contextlib.suppress(OSError):
+                (_folder() / place.address).unlink()

@@ -1,0 +1,150 @@
+"""What `arena up` makes of services that die, and what commands that then find nobody are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from arena.cli.children import Child, ended_text, started
+from arena.cli.local import RESTARTS_MAX, LocalCluster, UpPlan
+from arena.cli.main import run
+from arena.cli.ports import PortRange
+from arena.cli.up_places import Place, explained, known_place
+from arena.errors import InternalError, UnavailableError
+
+ADDRESS = "127.0.0.1:1"
+NOBODY = UnavailableError(f"no scheduler answers at {ADDRESS}", why="refused", fix="start one with `arena up`")
+FAILS = "import sys; sys.exit('error: no space left')"
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+def ended(name: str, script: str, folder: Path) -> Child:
+    """A service that has ended by itself."""
+    child = started(name, [sys.executable, "-c", script], folder / f"{name}.log")
+    child.process.wait(30)
+    return child
+
+
+def cluster_of(child: Child, folder: Path) -> LocalCluster:
+    plan = UpPlan(directory=folder, agents=1, gpus_per_agent=1, gpu_type="cpu", policy="fcfs", port=0)
+    return LocalCluster(plan, PortRange(low=1, high=2), children=[child])
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (FAILS, "node-2 ended with exit code 1: no space left"),
+        (KILLED, "node-2 was killed by signal 9 (SIGKILL)"),
+        ("import os; os._exit(0)", "node-2 ended with exit code 0: it wrote nothing"),
+    ],
+)
+def test_how_a_service_ended_is_told_by_its_code_or_signal(tmp_path: Path, script: str, said: str) -> None:
+    assert ended_text(ended("node-2", script, tmp_path)) == said
+
+
+def test_an_agent_that_died_is_started_again_and_that_is_told(tmp_path: Path) -> None:
+    child = ended("node-1", KILLED, tmp_path)
+    child.argv = [sys.executable, "-c", "input()"]
+    first = child.process.pid
+    cluster = cluster_of(child, tmp_path)
+    said = "node-1 was killed by signal 9 (SIGKILL); restart 1 of at most 5, jobs go on"
+    assert list(cluster.mend()) == [said]
+    assert child.process.pid != first
+    child.process.wait(30)
+    assert child.restarts == 1
+
+
+def test_one_that_dies_again_waits_before_it_is_started(tmp_path: Path) -> None:
+    child = ended("node-1", FAILS, tmp_path)
+    child.restarts = 3
+    cluster = cluster_of(child, tmp_path)
+    first = child.process.pid
+    assert list(cluster.mend()) == [
+        "node-1 ended with exit code 1: no space left; restart 4 of at most 5 in 7 s, jobs go on"
+    ]
+    assert (list(cluster.mend()), child.process.pid) == ([], first)
+    child.due_at_s = time.monotonic()
+    assert list(cluster.mend()) == []
+    assert child.process.pid != first
+    child.process.wait(30)
+
+
+def test_an_agent_that_dies_again_and_again_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
+    child = ended("node-1", FAILS, tmp_path)
+    child.restarts = RESTARTS_MAX
+    cluster = cluster_of(child, tmp_path)
+    (said,) = cluster.mend()
+    assert said.startswith("node-1 ended with exit code 1: no space left; left out after 5 restarts, the rest goes on")
+    assert list(cluster.mend()) == []
+
+
+def test_without_its_scheduler_all_of_it_ends(tmp_path: Path) -> None:
+    child = ended("scheduler", KILLED, tmp_path)
+    child.restarts = RESTARTS_MAX
+    with pytest.raises(
+        InternalError, match=r"scheduler was killed by signal 9 \(SIGKILL\), after 5 restarts\. See .*log"
+    ):
+        list(cluster_of(child, tmp_path).mend())
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], str]:
+    """Returns what is said where nobody listens at an address."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    return lambda: explained(NOBODY, ADDRESS).message
+
+
+def place(folder: Path, *, address: str = ADDRESS, pid: int | None = None) -> Place:
+    return Place(address=address, directory=str(folder), pid=pid or os.getpid())
+
+
+@pytest.mark.usefixtures("told")
+def test_who_finds_nobody_is_told_what_the_cluster_here_ended_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InternalError), known_place(place(tmp_path)):
+        raise InternalError("scheduler was killed by signal 9 (SIGKILL)", fix="see its log")
+    assert run(["status", "--scheduler", ADDRESS]) == 3
+    said = capsys.readouterr().err
+    assert f"no scheduler answers at {ADDRESS}: `arena up` on {tmp_path} ended at 20" in said
+    assert ": scheduler was killed by signal 9 (SIGKILL). See its log. " in said
+    assert f"Start it again with `arena up --dir {tmp_path}`, its jobs are kept" in said
+
+
+def test_who_finds_nobody_is_told_that_it_was_stopped_or_is_gone_or_comes_back(
+    told: Callable[[], str], tmp_path: Path
+) -> None:
+    with known_place(place(tmp_path)):
+        assert "is there, but its scheduler is not. Try again in a moment" in told()
+    assert f"`arena up` on {tmp_path} was stopped at 20" in told()
+    killed = ended("up", KILLED, tmp_path).process.pid
+    written = next((tmp_path / "arena" / "up-at").iterdir())
+    with known_place(place(tmp_path, pid=killed)):
+        running = written.read_text()
+    written.write_text(running)
+    assert f"`arena up` on {tmp_path} is not there any more, and could not say why" in told()
+
+
+def test_who_asks_at_the_usual_address_is_told_where_one_serves(told: Callable[[], str], tmp_path: Path) -> None:
+    assert told() == NOBODY.message
+    with known_place(place(tmp_path, address="127.0.0.1:2")):
+        assert f"`arena up` on {tmp_path} serves at 127.0.0.1:2: give --scheduler 127.0.0.1:2" in told()
+    assert told() == NOBODY.message
+
+
+def test_what_is_kept_of_a_place_goes_with_its_directory(told: Callable[[], str], tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    with known_place(place(old)):
+        pass
+    assert "was stopped" in told()
+    old.rmdir()
+    with known_place(place(tmp_path, address="127.0.0.1:2")):
+        pass
+    assert "was stopped" not in told()
