@@ -192,9 +192,7 @@ def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "ki
         stop_cause=cause if first else attempt.stop_cause,
     )
     draft.put_attempt(attempt)
-    for node_id in attempt.allocation.node_ids:
-        if node_id not in attempt.ended_nodes:
-            draft.command(stop_command(draft, attempt, node_id))
+    _send_stops(draft, attempt)
     if first:
         draft.record(
             EntryKind.ATTEMPT_STOP_REQUESTED,
@@ -206,6 +204,18 @@ def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "ki
             step=attempt.last_step,
         )
     return attempt
+
+
+def hasten(draft: Draft, attempt: AttemptRecord, cause: Reason) -> None:
+    """Give an attempt that saves for as long as its node is there no more than its job's grace from now on."""
+    draft.put_attempt(replace(attempt, stop_requested_at_s=draft.now_s, stop_cause=cause))
+    _send_stops(draft, draft.state.attempts[attempt.attempt_id])
+
+
+def _send_stops(draft: Draft, attempt: AttemptRecord) -> None:
+    for node_id in attempt.allocation.node_ids:
+        if node_id not in attempt.ended_nodes:
+            draft.command(stop_command(draft, attempt, node_id))
 
 
 def stop_command(draft: Draft, attempt: AttemptRecord, node_id: NodeId) -> StopAttempt:

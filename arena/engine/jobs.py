@@ -9,7 +9,7 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
 from arena.domain.struck import without
-from arena.engine.attempts import stop_attempt, try_launch
+from arena.engine.attempts import hasten, stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.outcome import drop_target
 from arena.engine.spending import is_spent, spent_usd
@@ -109,7 +109,11 @@ def _take_off(draft: Draft, job: JobRecord, now: JobState, after_stop: JobState,
         draft.put_job(job)  # it is all but done
         return
     draft.put_job(replace(job, state=after_stop))
-    stop_attempt(draft, draft.state.attempts[job.attempt_id], "save", cause)
+    attempt = draft.state.attempts[job.attempt_id]
+    if job.wish is Wish.CANCEL and attempt.has_till_its_node_goes:
+        hasten(draft, attempt, cause)
+    else:
+        stop_attempt(draft, attempt, "save", cause)
 
 
 def take_grid(draft: Draft, event: GridBuilt) -> None:

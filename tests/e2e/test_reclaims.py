@@ -155,6 +155,20 @@ def test_a_save_that_is_not_over_in_time_leaves_the_one_before(cluster: ProcessC
     end(cluster, job_id)
 
 
+def test_a_cancel_does_not_wait_for_a_save_that_its_node_leaves_time_for(cluster: ProcessCluster) -> None:
+    """A gate keeps the ranks from their checkpoint place; the node is there for half an hour."""
+    job_id, gate = cluster.submit_gated(endless(checkpoint={"interval_steps": INTERVAL_STEPS}, grace_s=1.0))
+    gate.let_pass_until(lambda: cluster.saved_step(f"{job_id}.1") >= INTERVAL_STEPS, "it has a checkpoint")
+    (name,) = cluster.entries(job_id, EntryKind.ATTEMPT_LAUNCHED)[0].data["nodes"]  # type: ignore[misc]
+    # Within ten minutes a job leaves at once; so much longer than this test waits.
+    notice_of(cluster.nodes[name]).write_text("590 the spot market has spoken")
+    cluster.wait_entry(job_id, EntryKind.ATTEMPT_STOP_REQUESTED)
+    end(cluster, job_id)
+    gate.open()
+    (ended,) = cluster.entries(job_id, EntryKind.ATTEMPT_ENDED)
+    assert ended.data["outcome"] == "killed"
+
+
 def test_the_word_outlives_the_agent_and_can_be_withdrawn(cluster: ProcessCluster) -> None:
     node = cluster.nodes["n2"]
     notice_of(node).write_text("3600")

@@ -122,6 +122,36 @@ def test_a_save_that_hangs_is_killed_also_when_the_word_is_withdrawn() -> None:
     assert (job_of(sim).state, job_of(sim).epoch) == (JobState.RUNNING, 2)
 
 
+def test_a_cancel_during_a_save_for_a_node_that_goes_is_over_after_the_jobs_grace() -> None:
+    """A save that hangs, on a node that is there for ten minutes more."""
+    sim = running(spec=gang(stop={"steps": 100_000}))
+    sim.world.costs = replace(sim.costs, save_s=10_000.0)
+    sim.at(60.0, notice(600.0))
+    sim.at(70.0, JobWishChanged(job_id=A, wish="cancel", by="ann"))
+    sim.run(until_s=115.0)
+    assert stops(sim) == [(60.0, "save", 600.0), (70.0, "save", 30.0), (70.0 + 30.0 + 10.0, "kill", 0.0)]
+    assert sim.ended[A].state is JobState.CANCELLED
+
+
+def test_a_cancel_does_not_give_a_save_more_time_than_its_node_is_there() -> None:
+    sim = running()
+    sim.world.costs = replace(sim.costs, save_s=10_000.0)
+    sim.at(60.0, notice(40.0))
+    sim.at(90.0, JobWishChanged(job_id=A, wish="cancel", by="ann"))
+    sim.run(until_s=105.0)
+    assert stops(sim) == [(60.0, "save", 40.0), (90.0, "save", 10.0), (100.0, "kill", 0.0)]
+    assert sim.ended[A].state is JobState.CANCELLED
+
+
+def test_a_hold_lets_a_save_for_a_node_that_goes_take_its_time() -> None:
+    sim = running(spec=gang(stop={"steps": 100_000}))
+    sim.world.costs = replace(sim.costs, save_s=100.0)
+    sim.at(60.0, notice(600.0))
+    sim.at(70.0, JobWishChanged(job_id=A, wish="hold", by="ann"))
+    sim.run(until_s=170.0)
+    assert (stops(sim), job_of(sim).state) == ([(60.0, "save", 600.0)], JobState.HELD)
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [
