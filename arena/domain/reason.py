@@ -57,6 +57,7 @@ class ReasonCode(StrEnum):
     DEADLINE_TAKEN = "deadline_taken"
     DEADLINE_BEHIND_PROMISES = "deadline_behind_promises"
     DEADLINE_BESIDE_SHARES = "deadline_beside_shares"
+    DEADLINE_NEVER_BESIDE_SHARES = "deadline_never_beside_shares"
     DEADLINE_NOT_WEIGHED = "deadline_not_weighed"
     RECLAIMED = "reclaimed"
     KEPT_FOR_SHARE = "kept_for_share"
@@ -158,6 +159,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DEADLINE_BESIDE_SHARES: (
         "what other projects are guaranteed ({projects}) leaves project {project} too little for the {needed_s:.0f} s "
         "on {group} that it needs before then"
+    ),
+    ReasonCode.DEADLINE_NEVER_BESIDE_SHARES: (
+        "what other projects are guaranteed ({projects}) leaves project {project} too little to promise it any end, "
+        "however late: it can only borrow"
     ),
     ReasonCode.DEADLINE_NOT_WEIGHED: "policy {policy} promises no deadlines",
     ReasonCode.RECLAIMED: (

@@ -72,3 +72,24 @@ def test_a_refused_deadline_says_what_is_in_the_way_and_when_it_could_end(
     again = PricedPolicy().admission(asked, JobId("a"))
     assert again is not None
     assert again.is_promised
+
+
+@pytest.mark.parametrize("deadline_s", [20.0, 110.0, 10_000.0])
+def test_a_deadline_that_shares_forbid_whenever_it_is_due_is_not_blamed_on_time(deadline_s: float) -> None:
+    shares = {"vision": Guarantee(gpu_count_by_type={"cpu": 2})}
+    answer = PricedPolicy().admission(asking(deadline_s, tenants=shares), JobId("a"))
+    assert answer is not None
+    assert (answer.is_promised, answer.earliest_end_s) == (False, None)
+    assert str(answer.reason) == (
+        "what other projects are guaranteed (vision) leaves project default too little to promise it any end, "
+        "however late: it can only borrow"
+    )
+
+
+def test_a_deadline_too_soon_behind_one_of_unknown_length_is_not_blamed_on_time() -> None:
+    other = command_spec("z", count=2, preemptible=False)
+    holding = holding_of(PROGRAM, allocation_on(("n1", (0, 1))), movable=False, since_s=1_000.0)
+    answer = PricedPolicy().admission(asking(20.0, {"z": (other, PROGRAM)}, running={"z": holding}), JobId("a"))
+    assert answer is not None
+    assert (answer.is_promised, answer.earliest_end_s) == (False, None)
+    assert "20 s cannot be promised: nobody knows when GPUs that it can use come free" in str(answer.reason)

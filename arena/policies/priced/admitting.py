@@ -71,7 +71,11 @@ def admitted(snapshot: Snapshot, views: Sequence[View], job_id: JobId) -> Admiss
         return Admission(is_promised=True, earliest_end_s=due_s)
     ends_s = {end_s for one in places for end_s in _ends_s(one, snapshot.now_s) if due_s < end_s < math.inf}
     earliest_s = next((end_s for end_s in sorted(ends_s) if _are_promisable(places, end_s)), None)
-    cause = _in_the_way(snapshot, views[0].market, places, due_s)
+    # Where no later end can be promised either, it is not time that is short: what is in the way of the latest one is.
+    asked_s = due_s if earliest_s is not None else max(ends_s, default=due_s)
+    cause = _in_the_way(snapshot, views[0].market, places, asked_s)
+    if earliest_s is None and cause.code is ReasonCode.DEADLINE_BESIDE_SHARES:
+        cause = replace(cause, code=ReasonCode.DEADLINE_NEVER_BESIDE_SHARES)
     return Admission(is_promised=False, earliest_end_s=earliest_s, reason=cause)
 
 
