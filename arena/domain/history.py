@@ -96,7 +96,7 @@ class EndedJob:
         key: Its user and kind of work.
         log_declared: Of the steps it had declared; None where it declared none or made none.
         log_ratio: Of the steps it made to those; None likewise.
-        log_steps: Of the steps it made; None where none are known, as of a program of the user's own.
+        log_steps: Of the steps it made, one a second for a program that tells of none; None where it made none.
         log_gpu_s: Of its GPU-seconds; None where it had none.
     """
 
@@ -225,6 +225,8 @@ def _ended_job(job: JobRecord) -> EndedJob | None:
 
 def _steps_made(job: JobRecord) -> int:
     """Return the last step of a job that is over; what was reported on the way may be older."""
+    if job.spec.command is not None and not job.progress.step:
+        return round(job.run_time_s)
     return max(job.progress.step, job.predecessor.last_step if job.predecessor is not None else 0)
 
 

@@ -94,7 +94,12 @@ class Replay:
                 may not be moved; it carries the snapshot.
             InternalError: An invariant broke, or jobs are left that will never end.
         """
-        ledger = Ledger(step_s=self._step_s(jobs), profile_s=self.costs.profile_s, profile_gpus=self.costs.profile_gpus)
+        ledger = Ledger(
+            step_s=self._step_s(jobs),
+            load_s=self._load_s(jobs),
+            profile_s=self.costs.profile_s,
+            profile_gpus=self.costs.profile_gpus,
+        )
         budgets = Budgets.of(job.spec for job in jobs)
 
         def both(step: Step) -> None:
@@ -132,6 +137,10 @@ class Replay:
             return estimated_step_s
         specs = {job.job_id: job.spec for job in jobs}
         return lambda attempt: pace.step_s(specs[attempt.job_id], attempt.group, estimated_s=estimated_step_s(attempt))
+
+    def _load_s(self, jobs: Sequence[ReplayJob]) -> Callable[[AttemptRecord], float]:
+        specs, restart = {job.job_id: job.spec for job in jobs}, self.costs.restart
+        return lambda attempt: restart.restart_s(specs[attempt.job_id], attempt.group, is_first=attempt.epoch == 1)
 
     def _source(self, jobs: Sequence[ReplayJob], begins_s: float) -> Iterator[tuple[float, Event]]:
         """Yield all that comes from outside, in order of time; nodes first."""

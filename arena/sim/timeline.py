@@ -74,11 +74,12 @@ class Timeline:
         return [(float(at), float(value)) for at, value in zip(at_s[order], level, strict=True)]
 
     def _ran(self, attempt: AttemptRecord, ended_at_s: float) -> None:
-        if attempt.ready_at_s is None:
+        ready_at_s = _ready_at_s(attempt)
+        if ready_at_s is None:
             return
         asked_s = self.step_s_by_job.get(attempt.job_id, 1.0)
         own_s = attempt.estimate.iter_time_s if attempt.estimate is not None else asked_s
-        self._from_s.append(attempt.ready_at_s)
+        self._from_s.append(ready_at_s)
         self._until_s.append(ended_at_s)
         self._speed.append(asked_s / own_s)
 
@@ -96,11 +97,16 @@ class Timeline:
                 row=row,
                 job_id=attempt.job_id,
                 from_s=attempt.launched_at_s,
-                ready_s=attempt.ready_at_s,
+                ready_s=_ready_at_s(attempt),
                 until_s=ended_at_s,
                 label=label,
             )
             self.bars.append(bar)
+
+
+def _ready_at_s(attempt: AttemptRecord) -> float | None:
+    """Return when an attempt began to work; a program says nothing more than that its processes are up."""
+    return attempt.first_step_at_s if attempt.ready_at_s is None else attempt.ready_at_s
 
 
 def drawn_devices(shape: ClusterShape) -> tuple[DeviceId, ...]:

@@ -95,6 +95,7 @@ class SimWorld:
 
     A modelled job steps at the pace its estimate says, or at that of the costs, saves as often as it is told and when
     it is asked to stop, and ends as its fate says. One that may be laid out is profiled before it gets its first grid.
+    A foreign program does so too, but tells nobody, here as everywhere: its start and its end are all that is heard.
 
     Args:
         kernel: Virtual time, shared with the run.
@@ -187,18 +188,22 @@ class SimWorld:
             return
         run.began_at_s = started_at_s + load_s
         run.step_s = self.costs.step_s(run.spec, attempt.group, estimated_s=_estimated_s(attempt))
+        if run.spec.command is None:
+            self._tell_of_beginning(run, run.began_at_s, load_s)
+        fate = self._fate(run)
+        if fate.step_count is not None:
+            self._finish(run, fate, fate.step_count)
+
+    def _tell_of_beginning(self, run: _Run, began_at_s: float, load_s: float) -> None:
         ready = Ready(
             resumed_step=run.began_step,
             checkpoint=f"step-{run.began_step}" if run.began_step else None,
             rendezvous_s=0.0,
             load_s=load_s,
         )
-        self._report(run, run.began_at_s, ready)
+        self._report(run, began_at_s, ready)
         point = StepPoint(step=run.began_step + 1, loss=1.0, step_time_s=run.step_s, tokens_per_s=1.0 / run.step_s)
-        self._report(run, run.began_at_s + run.step_s, Progress(points=(point,)))
-        fate = self._fate(run)
-        if fate.step_count is not None:
-            self._finish(run, fate, fate.step_count)
+        self._report(run, began_at_s + run.step_s, Progress(points=(point,)))
 
     def _fate(self, run: _Run) -> Fate:
         fate = self.fates.get(run.attempt.job_id)
@@ -263,6 +268,8 @@ class SimWorld:
             self._push(run, at_s, AttemptEnded(node_id=node_id, attempt_id=name, end=end), priority=ENDS_AFTER)
 
     def _report(self, run: _Run, at_s: float, report: WorkerReport) -> None:
+        if run.spec.command is not None:
+            return
         event = WorkerReported(node_id=run.nodes[0], attempt_id=run.attempt.attempt_id, report=report)
         self._push(run, at_s, event, priority=REPORTS_FIRST)
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from arena.domain.replacing import replace
 from arena.policies.base import Snapshot
+from arena.policies.lengths import steps_done
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats, firsts
 from arena.policies.priced.marginal_values import Worker
 from arena.policies.priced.market import Market
-from arena.policies.priced.work_left import work_done
 
 RHO_MIN, RHO_MAX = 0.01, 1_000.0
 
@@ -58,7 +58,7 @@ def projected_rho(snapshot: Snapshot, market: Market, left: Floats, shares: Floa
     """
     share = 1.0 / max(len(snapshot.jobs), 1)
     fair_speed = np.array([_speed_at(share, *part) for part in _offers(market, shares)])
-    done = np.array([work_done(snapshot, one.job_id) for one in market.contenders])
+    done = np.array([steps_done(snapshot, one.job_id) for one in market.contenders])
     since_s = np.array([snapshot.now_s - snapshot.jobs[one.job_id].submitted_at_s for one in market.contenders])
     stay_s = since_s + without_s + snapshot.restart_s + left / fair_speed
     alone_s = snapshot.restart_s + (done + left) / fair_speed

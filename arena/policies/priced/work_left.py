@@ -11,19 +11,11 @@ from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN, belief
-from arena.policies.lengths import attained_gpu_s, steps_done
+from arena.policies.lengths import steps_done
 from arena.policies.priced.market import MOVES_MAX, MOVES_S
 
 SURE_SHARE = 0.8
 """Of the jobs like one that declares nothing, so many are not longer than it is taken to be."""
-
-
-def work_done(snapshot: Snapshot, job_id: JobId) -> float:
-    """Return the steps a job has done; a program that tells of none makes one a second, as its grid says."""
-    job = snapshot.jobs[job_id]
-    if job.spec.command is None or job.progress.step:
-        return steps_done(snapshot, job_id)
-    return attained_gpu_s(snapshot, job_id) / job.spec.gpus.count_min
 
 
 def steps_left(snapshot: Snapshot, job_id: JobId, gpu_s_per_step: float) -> float | None:
@@ -32,7 +24,7 @@ def steps_left(snapshot: Snapshot, job_id: JobId, gpu_s_per_step: float) -> floa
     Args:
         gpu_s_per_step: Least GPU-seconds that a step of it costs.
     """
-    spec, done = snapshot.jobs[job_id].spec, work_done(snapshot, job_id)
+    spec, done = snapshot.jobs[job_id].spec, steps_done(snapshot, job_id)
     declared = spec.step_limit
     if declared is not None and spec.stop.time_limit_s is None:
         return max(declared - done, STEPS_MIN)
