@@ -17,11 +17,13 @@ from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Admission, Snapshot
 from arena.policies.priced.columns import Floats
-from arena.policies.priced.deadlines import due_at_s, earliest_end_s, needs_of, room_of
-from arena.policies.priced.layouts import Layout, Need, laid_out_first
+from arena.policies.priced.deadlines import earliest_end_s
+from arena.policies.priced.layouts import Need
 from arena.policies.priced.market import Market
+from arena.policies.priced.needs import due_at_s, needs_of, room_of
 from arena.policies.priced.promised_shares import take_others, tenant_of
-from arena.policies.priced.timetable import Block, Timetable
+from arena.policies.priced.standing import Standing
+from arena.policies.priced.timetable import Block
 
 NAMED_MAX = 5
 """Jobs or projects that are named as being in the way."""
@@ -46,13 +48,12 @@ class _Place:
     """What a newcomer must find a block in.
 
     Args:
-        before: Who comes before it there.
+        before: Who comes before it there, and the room for all of them.
         is_beside_shares: Whether what other tenants are guaranteed is left out of the room.
     """
 
     need: Need
-    before: list[Need]
-    room: Timetable
+    before: Standing
     is_beside_shares: bool = False
 
 
@@ -67,7 +68,7 @@ def admitted(snapshot: Snapshot, views: Sequence[View], job_id: JobId) -> Admiss
     if due_s is None or len(found) < len(views):
         return None
     places = [place for one in found for place in one]
-    if all(_is_promisable(one, due_s, strict=True) for one in places) or _are_promisable(places, due_s):
+    if _are_promisable(places, due_s):
         return Admission(is_promised=True, earliest_end_s=due_s)
     ends_s = {end_s for one in places for end_s in _ends_s(one, snapshot.now_s) if due_s < end_s < math.inf}
     earliest_s = next((end_s for end_s in sorted(ends_s) if _are_promisable(places, end_s)), None)
@@ -91,12 +92,12 @@ def _in_the_way(snapshot: Snapshot, market: Market, places: Sequence[_Place], du
     if needed_s > left_s:
         return reason(ReasonCode.DEADLINE_TOO_SOON, needed_s=needed_s, group=group, left_s=left_s)
     own = [one for one in places if not one.is_beside_shares]
-    if not _are_promisable([replace(one, before=[]) for one in own], due_s):
+    if not _are_promisable([_alone(one) for one in own], due_s):
         return reason(ReasonCode.DEADLINE_TAKEN, left_s=left_s, jobs=_named(_fixed(snapshot, market)))
     facts: dict[str, float | str] = {"needed_s": needed_s, "group": group, "left_s": left_s}
     if not _are_promisable(own, due_s):
         competing = [*market.contenders, *market.outside]
-        promised = sorted(places[0].before, key=lambda one: (one.due_s, one.at))
+        promised = sorted(places[0].before.needs, key=lambda one: (one.due_s, one.at))
         jobs = _named([competing[one.at].job_id for one in promised])
         return reason(ReasonCode.DEADLINE_BEHIND_PROMISES, jobs=jobs, **facts)
     project = snapshot.jobs[market.contenders[need.at].job_id].spec.project
@@ -127,7 +128,7 @@ def _places(snapshot: Snapshot, view: View, job_id: JobId) -> list[_Place] | Non
         return None
     need = replace(need, least_s=need.lengths_s)
     before, room = [one for one in found.values() if one.is_promised], room_of(snapshot, market)
-    places = [_Place(need=need, before=before, room=room)]
+    places = [_Place(need=need, before=Standing(before, room))]
     if snapshot.tenants:
         places.append(_beside_shares(snapshot, market, places[0], job_id))
     return places
@@ -136,37 +137,34 @@ def _places(snapshot: Snapshot, view: View, job_id: JobId) -> list[_Place] | Non
 def _beside_shares(snapshot: Snapshot, market: Market, place: _Place, job_id: JobId) -> _Place:
     """Return what its tenant can be promised beside the shares of others."""
     competing = [*market.contenders, *market.outside]
-    tenant = {need.at: tenant_of(snapshot, competing[need.at].job_id) for need in place.before}
+    tenant = {need.at: tenant_of(snapshot, competing[need.at].job_id) for need in place.before.needs}
     blocks: dict[str | None, list[Block]] = {}
-    for at, block in laid_out_first(place.before, place.room).blocks.items():
+    for at, block in place.before.layout.blocks.items():
         blocks.setdefault(tenant[at], []).append(block)
-    own, beside = tenant_of(snapshot, job_id), place.room.copy()
+    own, beside = tenant_of(snapshot, job_id), place.before.room.copy()
     take_others(snapshot, market, beside, own, blocks)
-    same = [need for need in place.before if tenant[need.at] == own]
-    return replace(place, before=same, room=beside, is_beside_shares=True)
+    same = [need for need in place.before.needs if tenant[need.at] == own]
+    return replace(place, before=Standing(same, beside), is_beside_shares=True)
+
+
+def _alone(place: _Place) -> _Place:
+    return replace(place, before=Standing((), place.before.room))
 
 
 def _are_promisable(places: Sequence[_Place], due_s: float) -> bool:
-    return all(_is_promisable(one, due_s, strict=False) for one in places)
+    return all(_is_promisable(one, due_s) for one in places)
 
 
-def _is_promisable(place: _Place, due_s: float, *, strict: bool) -> bool:
-    """Tell whether a newcomer finds a block that ends in time, and takes none from those before it.
-
-    Args:
-        strict: Whether all must have slack, else those only that have it without the newcomer.
-    """
-    need, before = replace(place.need, due_s=due_s), place.before
-    together = laid_out_first([*before, need], place.room)
-    if strict:
-        return len(together.blocks) == len(before) + 1 and not together.tight
-    alone = laid_out_first(before, place.room)
+def _is_promisable(place: _Place, due_s: float) -> bool:
+    """Tell whether a newcomer finds a block that ends in time, and takes none from those before it, nor their slack."""
+    need = replace(place.need, due_s=due_s)
+    together, alone = place.before.with_one(need), place.before.layout
     return together.blocks.keys() >= {need.at, *alone.blocks} and together.tight - {need.at} <= alone.tight
 
 
 def _ends_s(place: _Place, now_s: float) -> Iterator[float]:
     """Yield ends that could be promised: after all other blocks there is room for the one that it would be given."""
-    alone: Layout = laid_out_first(place.before, place.room)
+    alone = place.before.layout
     last_s = max([block.end_s for block in alone.blocks.values()], default=now_s)
     first_s = earliest_end_s(place.need, alone.room)
     yield from () if first_s is None else (first_s,)

@@ -31,23 +31,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.job import JobId
-from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.policies.base import Holding, Snapshot
+from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
-from arena.policies.priced.columns import NONE, Floats, Ints, firsts
+from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.layouts import Need, laid_out_again
 from arena.policies.priced.market import MOVES_MAX, Market
-from arena.policies.priced.reservations import node_times, ready_s
+from arena.policies.priced.needs import STARTS_IN_BLOCK, due_at_s, needs_of, room_of
 from arena.policies.priced.timetable import Block, Timetable
-from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
-
-MARGIN = 1.1
-"""Work of a block, as a multiple of what is estimated."""
-
-STARTS_IN_BLOCK = 2.0
-"""Starts that a block has time for: its own, and that of who has only just been started and cannot be stopped yet."""
 
 LOOKS_SHARE = 0.1
 """Of a start: how late at most it is seen that the block of a running job has come."""
@@ -92,124 +83,6 @@ def planned(
         room.take(first.usage, first.start_s, first.end_s)
         needs = [need for need in needs if need.at != market.job[first.column]]
     return _laid_out(needs, room, snapshot.now_s)
-
-
-def room_of(snapshot: Snapshot, market: Market) -> Timetable:
-    """Return what there will be of each row: all that may be taken away, and the rest when it ends.
-
-    Of a row of whole nodes there is more when so many GPUs of one node are there together.
-    """
-    room, back = Timetable(snapshot.now_s, market.supply), dict[float, Floats]()
-    for node_id, ends in _ends_by_node(snapshot, market).items():
-        known = snapshot.capacity.devices[node_id]
-        chunks = [row.chunk if row.pool == known.pool else 0 for row in market.rows]
-        there = len(known.free) - sum(count for _, count in ends)
-        for ends_at_s, count in sorted(ends):
-            if ends_at_s < math.inf:
-                gained = [((there + count) // chunk - there // chunk) * chunk if chunk else 0 for chunk in chunks]
-                back[ends_at_s] = back.get(ends_at_s, 0.0) + np.array(gained, dtype=np.float64)
-                there += count
-    for ends_at_s in sorted(back):
-        room.give(back[ends_at_s], ends_at_s)
-    return room
-
-
-def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
-    """Return when GPUs come back that cannot be had now, by usable node: (instant, count)."""
-    competing = {contender.job_id for contender in market.contenders}
-    found: dict[NodeId, list[tuple[float, int]]] = {}
-    for job_id, holding in snapshot.holding.items():
-        if job_id in competing:
-            continue
-        ends_at_s = _kept_until_s(snapshot, job_id, holding)
-        instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
-        for share in holding.allocation.shares:
-            if share.node_id in snapshot.capacity.devices:
-                found.setdefault(share.node_id, []).append((instant_s, len(share.device_ids)))
-    return found
-
-
-def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
-    """Return when what a job has that may not be touched now can be had; who is in time there needs it to its end."""
-    ends_at_s = _in_time_there(snapshot, job_id, holding)
-    return holding_ends_at_s(snapshot, job_id, holding, is_limited=False) if ends_at_s is None else ends_at_s
-
-
-def _in_time_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
-    """Return when a job ends at the latest where it is, None where that is not in time for a deadline."""
-    due_s = due_at_s(snapshot, job_id)
-    ends_at_s = None if due_s is None else runs_until_s(snapshot, job_id, holding, margin=MARGIN)
-    return None if ends_at_s is None or due_s is None or ends_at_s > due_s else ends_at_s
-
-
-def due_at_s(snapshot: Snapshot, job_id: JobId) -> float | None:
-    """Return the instant of a job's deadline, None where it has none or it has passed."""
-    job = snapshot.jobs[job_id]
-    if job.spec.deadline_s is None:
-        return None
-    due_s = job.submitted_at_s + job.spec.deadline_s
-    return due_s if due_s > snapshot.now_s else None
-
-
-def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
-    """Return what the jobs with deadlines need, as far as their lengths are known."""
-    contenders = np.flatnonzero(market.facts["due_s"] > snapshot.now_s).tolist()
-    if not contenders and not market.outside:
-        return []
-    bounds = [*firsts(market.job).tolist(), len(market.job)] if contenders else []
-    times, needs = node_times(snapshot, market, is_limited=False), []
-    for at in contenders:
-        own = np.arange(bounds[at], bounds[at + 1])[offered[bounds[at] : bounds[at + 1]]]
-        starts_s = np.where(own == market.keeping[at], 0.0, snapshot.restart_s)
-        offer = (market.usage[own], market.speed[own], market.gpu_count[own])
-        ready = np.array([ready_s(market, times, column) for column in own.tolist()])
-        needs.append(_need(snapshot, (at, market.contenders[at].job_id), (own, ready), offer, (starts_s, power)))
-    for at, one in enumerate(market.outside, start=len(market.contenders)):
-        due_s, holding = due_at_s(snapshot, one.job_id), one.holding
-        if due_s is None or holding is None or _in_time_there(snapshot, one.job_id, holding) is not None:
-            continue
-        none = np.full(len(one.table.speed), NONE)
-        starts_s = np.full(len(none), snapshot.restart_s)
-        offer = (one.table.usage, one.table.speed, one.table.gpu_count)
-        ready = np.full(len(none), snapshot.now_s)
-        needs.append(_need(snapshot, (at, one.job_id), (none, ready), offer, (starts_s, power)))
-    return [need for need in needs if need is not None]
-
-
-def _need(
-    snapshot: Snapshot,
-    who: tuple[int, JobId],
-    where: tuple[Ints, Floats],
-    offer: tuple[Floats, Floats, Floats],
-    costs: tuple[Floats, Floats],
-) -> Need | None:
-    """Return what a job needs, None where nobody knows or nothing is offered.
-
-    Args:
-        who: Its contender and id.
-        where: Its columns, and when there are nodes for them.
-        offer: What its columns take, their speed and their GPUs.
-        costs: How long their starts take, and what a GPU of each row does.
-    """
-    (at, job_id), (usage, speed, gpu_count), (starts_s, power) = who, offer, costs
-    columns, ready = where
-    due_s = due_at_s(snapshot, job_id)
-    steps = steps_left(snapshot, job_id, float((gpu_count / speed).min())) if len(speed) else None
-    if due_s is None or steps is None:
-        return None
-    run_s = steps / speed
-    order = np.lexsort((np.arange(len(speed)), (usage @ power) * run_s))
-    return Need(
-        at=at,
-        due_s=due_s,
-        columns=columns[order],
-        usage=usage[order],
-        ready_s=ready[order],
-        lengths_s=(STARTS_IN_BLOCK * starts_s + MARGIN * run_s)[order],
-        least_s=(starts_s + run_s)[order],
-        is_promised=snapshot.jobs[job_id].is_deadline_promised,
-        kept=next((at for at, place in enumerate(order.tolist()) if starts_s[place] == 0.0), NONE),
-    )
 
 
 def _laid_out(needs: Sequence[Need], room: Timetable, now_s: float) -> Plan:

@@ -9,7 +9,7 @@ soon as possible; at last who finds none in turn takes the place of each of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -71,6 +71,21 @@ class Need:
     kept: int = NONE
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a block was found.
+
+    Args:
+        at: Position among its job's columns.
+        is_tight: Whether it has no slack.
+    """
+
+    at: int
+    start_s: float
+    length_s: float
+    is_tight: bool
+
+
 class Layout:
     """Blocks laid out in some order."""
 
@@ -87,22 +102,19 @@ class Layout:
 
     def lay(self, need: Need, way: Way = Way.LATE) -> bool:
         """Give a job the first block that is found; False where there is none."""
-        for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
-            for at in _ordered(lengths_s, way):
-                start_s = self._start_s(need, at, float(lengths_s[at]), way)
-                if start_s is not None:
-                    self._put(need, at, (start_s, float(lengths_s[at])), is_tight=is_tight)
-                    return True
-        return False
+        found = self.found(need, way)
+        if found is not None:
+            self.put(need, found)
+        return found is not None
 
     def keep(self, need: Need, now_s: float) -> bool:
         """Let a job go on with what it has, if it is in time so and nothing is in the way."""
         if need.kept < 0:
             return False
         length_s = float(need.lengths_s[need.kept])
-        if now_s + length_s > need.due_s or self.room.earliest(need.usage[need.kept], length_s) != now_s:
+        if now_s + length_s > need.due_s or not self.room.is_free(need.usage[need.kept], now_s, length_s):
             return False
-        self._put(need, need.kept, (now_s, length_s), is_tight=False)
+        self.put(need, Found(at=need.kept, start_s=now_s, length_s=length_s, is_tight=False))
         return True
 
     def take_out(self, at: int) -> None:
@@ -110,6 +122,16 @@ class Layout:
         block = self.blocks.pop(at)
         self.tight.discard(at)
         self.room.take(-block.usage, block.start_s, block.end_s)
+
+    def found(self, need: Need, way: Way = Way.LATE) -> Found | None:
+        """Return the first block that is found for a job, None where there is none."""
+        for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
+            for at in _ordered(lengths_s, way):
+                length_s = float(lengths_s[at])
+                start_s = self._start_s(need, at, length_s, way)
+                if start_s is not None:
+                    return Found(at=at, start_s=start_s, length_s=length_s, is_tight=is_tight)
+        return None
 
     def _start_s(self, need: Need, at: int, length_s: float, way: Way) -> float | None:
         usage, ready_s = need.usage[at], float(need.ready_s[at])
@@ -119,12 +141,17 @@ class Layout:
         start_s = self.room.earliest(usage, length_s)
         return None if start_s is None or start_s + length_s > need.due_s or start_s < ready_s else start_s
 
-    def _put(self, need: Need, at: int, when: tuple[float, float], *, is_tight: bool) -> None:
-        start_s, length_s = when
-        block = Block(column=int(need.columns[at]), usage=need.usage[at], start_s=start_s, end_s=start_s + length_s)
-        self.blocks[need.at] = block
-        self.tight |= {need.at} if is_tight else set()
-        self.room.take(block.usage, block.start_s, block.end_s)
+    def put(self, need: Need, found: Found) -> None:
+        """Give a job a block that was found for it."""
+        usage, start_s, end_s = need.usage[found.at], found.start_s, found.start_s + found.length_s
+        self.blocks[need.at] = Block(column=int(need.columns[found.at]), usage=usage, start_s=start_s, end_s=end_s)
+        if found.is_tight:
+            self.tight.add(need.at)
+        self.room.take(usage, start_s, end_s)
+
+    def late(self, needs: Sequence[Need]) -> set[int]:
+        """Return which of some jobs have no block, or one without slack."""
+        return self.tight | {need.at for need in needs if need.at not in self.blocks}
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -140,60 +167,116 @@ def _ordered(lengths_s: Floats, way: Way) -> list[int]:
     return order
 
 
-def laid_out_first(needs: Sequence[Need], room: Timetable) -> Layout:
-    """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without."""
+class _Hopes:
+    """Of which jobs that are late more could be hoped for, if they came first of all."""
+
+    def __init__(self, needs: Sequence[Need], room: Timetable) -> None:
+        self._by_at, self._empty = {need.at: need for need in needs}, Layout(room)
+        self._known: dict[tuple[int, bool], bool] = {}
+
+    def has_any(self, layout: Layout, late: Collection[int]) -> bool:
+        """Tell whether one of these could have a block, or slack, that has none in a layout."""
+        return any(self._has(at, has_block=at in layout.blocks) for at in late)
+
+    def of(self, at: int) -> bool:
+        """Tell whether there could be any block for a job."""
+        return self._has(at, has_block=False)
+
+    def _has(self, at: int, *, has_block: bool) -> bool:
+        if (at, has_block) not in self._known:
+            found = self._empty.found(self._by_at[at])
+            self._known[at, has_block] = found is not None and not (has_block and found.is_tight)
+        return self._known[at, has_block]
+
+
+def laid_out_first(needs: Sequence[Need], room: Timetable, begun: Layout | None = None) -> Layout:
+    """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without.
+
+    Args:
+        begun: All of them in the first order, if that is known.
+    """
+    return _best_first(needs, room, _Hopes(needs, room), begun)
+
+
+def laid_out_again(needs: Sequence[Need], room: Timetable, now_s: float) -> Layout:
+    """Lay out the blocks of promised jobs as ``laid_out_first`` does, and harder where some find none."""
+    hopes = _Hopes(needs, room)
+    best = _best_first(needs, room, hopes, None)
+    if len(needs) > HARD_MAX or not hopes.has_any(best, best.late(needs)):
+        return best
+    for found in _other_layouts(needs, room, hopes, now_s):
+        best = found if found.rank > best.rank else best
+        if not hopes.has_any(best, best.late(needs)):
+            return best
+    return best if len(best.blocks) == len(needs) else _with_exchanges(needs, best, hopes)
+
+
+def _best_first(needs: Sequence[Need], room: Timetable, hopes: _Hopes, begun: Layout | None) -> Layout:
     best: Layout | None = None
-    for found in _late_layouts(needs, room, Way.LATE):
+    for found in _late_layouts(needs, room, hopes, begun=begun):
         best = found if best is None or found.rank > best.rank else best
     assert best is not None
     return best
 
 
-def laid_out_again(needs: Sequence[Need], room: Timetable, now_s: float) -> Layout:
-    """Lay out the blocks of promised jobs as ``laid_out_first`` does, and harder where some find none."""
-    best = laid_out_first(needs, room)
-    if len(needs) > HARD_MAX:
-        return best
-    for found in _other_layouts(needs, room, now_s):
-        if best.rank == (len(needs), 0):
-            return best
-        best = found if found.rank > best.rank else best
-    return best if len(best.blocks) == len(needs) else _with_exchanges(needs, best)
+def in_first_order(needs: Sequence[Need]) -> list[Need]:
+    """Return jobs in the order in which they are laid out first."""
+    return sorted(needs, key=first_order)
+
+
+def first_order(need: Need) -> tuple[float, int]:
+    """Return the place of a job in the order in which all are laid out first: the latest deadlines come first."""
+    return -need.due_s, need.at
 
 
 def _late_layouts(
-    needs: Sequence[Need], room: Timetable, way: Way, kept_from_s: float | None = None
+    needs: Sequence[Need],
+    room: Timetable,
+    hopes: _Hopes,
+    way: Way = Way.LATE,
+    *,
+    kept_from_s: float | None = None,
+    begun: Layout | None = None,
 ) -> Iterator[Layout]:
-    """Yield layouts, those first that found nothing in the one before, until all have slack.
+    """Yield layouts, those first that found nothing in the one before, until nothing better can be hoped for.
 
     Args:
         kept_from_s: The instant from which on those that run go on as they are; None where that need not be.
+        begun: The first one, if it is known.
     """
-    order = sorted(needs, key=lambda need: (-need.due_s, need.at))
+    order = in_first_order(needs)
     for _ in range(min(ORDERS_MAX, max(LAYS_MAX // max(len(order), 1), 1))):
-        found = Layout(room.copy())
-        kept = [] if kept_from_s is None else [need.at for need in order if found.keep(need, kept_from_s)]
-        missed = [need.at for need in order if need.at not in kept and not found.lay(need, way)]
+        found, begun = begun or _laid(order, room, way, kept_from_s), None
         yield found
-        late = found.tight | set(missed)
-        if not late:
+        late = found.late(order)
+        if not hopes.has_any(found, late):
             return
         order.sort(key=lambda need: need.at not in late)
 
 
-def _other_layouts(needs: Sequence[Need], room: Timetable, now_s: float) -> Iterator[Layout]:
-    yield from _late_layouts(needs, room, Way.LATE, now_s)
-    yield from _late_layouts(needs, room, Way.SHORT)
+def _laid(order: Sequence[Need], room: Timetable, way: Way, kept_from_s: float | None) -> Layout:
+    found = Layout(room.copy())
+    kept = set() if kept_from_s is None else {need.at for need in order if found.keep(need, kept_from_s)}
+    for need in order:
+        if need.at not in kept:
+            found.lay(need, way)
+    return found
+
+
+def _other_layouts(needs: Sequence[Need], room: Timetable, hopes: _Hopes, now_s: float) -> Iterator[Layout]:
+    yield from _late_layouts(needs, room, hopes, kept_from_s=now_s)
+    yield from _late_layouts(needs, room, hopes, Way.SHORT)
     found = Layout(room.copy())
     for need in sorted(needs, key=lambda need: (need.due_s, need.at)):
         found.lay(need, Way.SOON)
     yield found
 
 
-def _with_exchanges(needs: Sequence[Need], layout: Layout) -> Layout:
+def _with_exchanges(needs: Sequence[Need], layout: Layout, hopes: _Hopes) -> Layout:
     """Return a layout with blocks for those that found none, if one other each can be laid elsewhere."""
     by_at, tries = {need.at: need for need in needs}, EXCHANGES_MAX
-    for need in sorted((one for one in needs if one.at not in layout.blocks), key=lambda one: (one.due_s, one.at)):
+    missed = [one for one in needs if one.at not in layout.blocks and hopes.of(one.at)]
+    for need in sorted(missed, key=lambda one: (one.due_s, one.at)):
         others = [at for at, block in layout.blocks.items() if block.start_s < need.due_s]
         for at in sorted(others, key=lambda at: (-by_at[at].due_s, at))[:tries]:
             tries -= 1

@@ -61,7 +61,7 @@ class NodeTimes:
     _first: dict[tuple[Pool, int], list[tuple[float, int, NodeId]]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _ready: dict[tuple[int, int], float] = field(default_factory=dict, repr=False, compare=False)
+    _ready: dict[tuple[tuple[Pool, int], ...], float] = field(default_factory=dict, repr=False, compare=False)
 
     def first(self, pool: Pool, count: int) -> list[tuple[float, int, NodeId]]:
         """Return the nodes of a pool that can have so many GPUs at all, with when, and how many are busy until then.
@@ -77,12 +77,15 @@ class NodeTimes:
             )
         return self._first[key]
 
-    def ready_s(self, table: Table, entry: int) -> float:
-        """Return when there are nodes for an entry of a table at the earliest; infinite where nobody knows."""
-        key = (id(table), entry)
-        if key not in self._ready:
-            self._ready[key] = self._ready_for(_parts_of(table, entry))
-        return self._ready[key]
+    def ready_s(self, table: Table) -> Floats:
+        """Return when there are nodes for each entry of a table at the earliest; infinite where nobody knows."""
+        found = []
+        for entry in range(len(table.cells)):
+            parts = tuple(_parts_of(table, entry))
+            if parts not in self._ready:
+                self._ready[parts] = self._ready_for(parts)
+            found.append(self._ready[parts])
+        return np.array(found)
 
     def _ready_for(self, parts: Iterable[tuple[Pool, int]]) -> float:
         counts = dict[Pool, list[int]]()
@@ -180,14 +183,6 @@ def _parts_of(table: Table, entry: int) -> Iterator[tuple[Pool, int]]:
     for part, zone in zip(table.cells[entry].group.parts, table.zones[entry], strict=True):
         for count in part.node_counts:
             yield (part.gpu_type, zone), count
-
-
-def ready_s(market: Market, times: NodeTimes, column: int) -> float:
-    """Return when there are nodes for a column at the earliest; infinite where nobody knows."""
-    entry = int(market.entry[column])
-    if entry < 0:
-        return times.now_s
-    return times.ready_s(market.contenders[int(market.job[column])].table, entry)
 
 
 def needs_whole_nodes(market: Market, times: NodeTimes, column: int) -> bool:

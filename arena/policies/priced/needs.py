@@ -1,0 +1,247 @@
+"""What jobs with deadlines need until then, and what there will be for them. Pure: no I/O, no clock.
+
+All jobs are looked at together, as arrays over their columns: with deadlines for all there are tens of thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from arena.domain.job import JobId
+from arena.domain.launch import NodeId
+from arena.policies.base import Holding, Snapshot
+from arena.policies.length_beliefs import STEPS_MIN
+from arena.policies.priced.columns import NONE, Floats, Ints, firsts
+from arena.policies.priced.layouts import Need
+from arena.policies.priced.market import Contender, Market
+from arena.policies.priced.reservations import NodeTimes, node_times
+from arena.policies.priced.roster import work_made
+from arena.policies.priced.timetable import Timetable
+from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
+
+MARGIN = 1.1
+"""Work of a block, as a multiple of what is estimated."""
+
+STARTS_IN_BLOCK = 2.0
+"""Starts that a block has time for: its own, and that of who has only just been started and cannot be stopped yet."""
+
+
+def due_at_s(snapshot: Snapshot, job_id: JobId) -> float | None:
+    """Return the instant of a job's deadline, None where it has none or it has passed."""
+    job = snapshot.jobs[job_id]
+    if job.spec.deadline_s is None:
+        return None
+    due_s = job.submitted_at_s + job.spec.deadline_s
+    return due_s if due_s > snapshot.now_s else None
+
+
+def room_of(snapshot: Snapshot, market: Market) -> Timetable:
+    """Return what there will be of each row: all that may be taken away, and the rest when it ends.
+
+    Of a row of whole nodes there is more when so many GPUs of one node are there together.
+    """
+    room, back = Timetable(snapshot.now_s, market.supply, _by_pool(market)), dict[float, Floats]()
+    for node_id, ends in _ends_by_node(snapshot, market).items():
+        known = snapshot.capacity.devices[node_id]
+        chunks = [row.chunk if row.pool == known.pool else 0 for row in market.rows]
+        there = len(known.free) - sum(count for _, count in ends)
+        for ends_at_s, count in sorted(ends):
+            if ends_at_s < math.inf:
+                gained = [((there + count) // chunk - there // chunk) * chunk if chunk else 0 for chunk in chunks]
+                back[ends_at_s] = back.get(ends_at_s, 0.0) + np.array(gained, dtype=np.float64)
+                there += count
+    for ends_at_s in sorted(back):
+        room.give(back[ends_at_s], ends_at_s)
+    return room
+
+
+def _by_pool(market: Market) -> list[Ints]:
+    pools = [row.pool for row in market.rows]
+    return [np.array([at for at, own in enumerate(pools) if own == pool]) for pool in sorted(set(pools))]
+
+
+def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
+    """Return when GPUs come back that cannot be had now, by usable node: (instant, count)."""
+    competing = {contender.job_id for contender in market.contenders}
+    found: dict[NodeId, list[tuple[float, int]]] = {}
+    for job_id, holding in snapshot.holding.items():
+        if job_id in competing:
+            continue
+        ends_at_s = _kept_until_s(snapshot, job_id, holding)
+        instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
+        for share in holding.allocation.shares:
+            if share.node_id in snapshot.capacity.devices:
+                found.setdefault(share.node_id, []).append((instant_s, len(share.device_ids)))
+    return found
+
+
+def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return when what a job has that may not be touched now can be had; who is in time there needs it to its end."""
+    ends_at_s = _in_time_there(snapshot, job_id, holding)
+    return holding_ends_at_s(snapshot, job_id, holding, is_limited=False) if ends_at_s is None else ends_at_s
+
+
+def _in_time_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
+    """Return when a job ends at the latest where it is, None where that is not in time for a deadline."""
+    due_s = due_at_s(snapshot, job_id)
+    ends_at_s = None if due_s is None else runs_until_s(snapshot, job_id, holding, margin=MARGIN)
+    return None if ends_at_s is None or due_s is None or ends_at_s > due_s else ends_at_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Offer:
+    """What some jobs with deadlines could have, beside each other.
+
+    Args:
+        ats: Their contenders, ascending.
+        ids: Their ids.
+        job: Position among these of who each column is offered to, ascending; shape (columns,).
+        columns: Numbers in the market, -1 for those of a job outside; shape (columns,).
+        is_kept: Whether it is what the job has, and may keep; shape (columns,).
+        ready_s: When there are nodes for it at the earliest; shape (columns,).
+    """
+
+    ats: Sequence[int]
+    ids: Sequence[JobId]
+    job: Ints
+    columns: Ints
+    is_kept: NDArray[np.bool_]
+    usage: Floats
+    speed: Floats
+    gpu_count: Floats
+    ready_s: Floats
+
+
+def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
+    """Return what the jobs with deadlines need, as far as their lengths are known, by contender.
+
+    Args:
+        power: What a GPU of each row does (see ``policy``); shape (rows,).
+        offered: Columns that may be had at all.
+    """
+    is_due = market.facts["due_s"] > snapshot.now_s
+    outside = list(_outside(snapshot, market))
+    found = list[Need]()
+    if is_due.any():
+        times = node_times(snapshot, market, is_limited=False)
+        inside = _inside(market, times, np.flatnonzero(offered & is_due[market.job]))
+        found += _needs(snapshot, inside, _steps_left(snapshot, market, inside), power)
+    if outside:
+        offer = _offer_outside(snapshot, outside)
+        least = _least_costs(offer)
+        found += _needs(
+            snapshot, offer, [steps_left(snapshot, *one) for one in zip(offer.ids, least, strict=True)], power
+        )
+    return found
+
+
+def _inside(market: Market, times: NodeTimes, columns: Ints) -> _Offer:
+    """Return what is offered to contenders.
+
+    Args:
+        columns: All of it.
+    """
+    ats, job = np.unique(market.job[columns], return_inverse=True)
+    contenders = [market.contenders[at] for at in ats.tolist()]
+    return _Offer(
+        ats=ats.tolist(),
+        ids=[one.job_id for one in contenders],
+        job=job,
+        columns=columns,
+        is_kept=market.entry[columns] < 0,
+        usage=market.usage[columns],
+        speed=market.speed[columns],
+        gpu_count=market.gpu_count[columns],
+        ready_s=_ready_s(times, contenders, job, market.entry[columns]),
+    )
+
+
+def _ready_s(times: NodeTimes, contenders: Sequence[Contender], job: Ints, entry: Ints) -> Floats:
+    """Return when there are nodes for each column, for what a job has at once."""
+    start, known, ready = np.empty(len(contenders), dtype=np.intp), dict[int, int](), [np.array([times.now_s])]
+    for place, one in enumerate(contenders):
+        begins = known.get(id(one.table))
+        if begins is None:
+            begins = known[id(one.table)] = sum(len(part) for part in ready)
+            ready.append(times.ready_s(one.table))
+        start[place] = begins
+    return np.concatenate(ready)[np.where(entry < 0, 0, start[job] + entry)]
+
+
+def _outside(snapshot: Snapshot, market: Market) -> Iterator[tuple[int, Contender]]:
+    """Yield the jobs outside the market that need something else than what they have, with their numbers."""
+    for at, one in enumerate(market.outside, start=len(market.contenders)):
+        if due_at_s(snapshot, one.job_id) is None or one.holding is None or not one.table.cells:
+            continue
+        if _in_time_there(snapshot, one.job_id, one.holding) is None:
+            yield at, one
+
+
+def _offer_outside(snapshot: Snapshot, outside: Sequence[tuple[int, Contender]]) -> _Offer:
+    tables = [one.table for _, one in outside]
+    job = np.repeat(np.arange(len(tables)), [len(table.speed) for table in tables])
+    return _Offer(
+        ats=[at for at, _ in outside],
+        ids=[one.job_id for _, one in outside],
+        job=job,
+        columns=np.full(len(job), NONE),
+        is_kept=np.zeros(len(job), dtype=bool),
+        usage=np.concatenate([table.usage for table in tables]),
+        speed=np.concatenate([table.speed for table in tables]),
+        gpu_count=np.concatenate([table.gpu_count for table in tables]),
+        ready_s=np.full(len(job), snapshot.now_s),
+    )
+
+
+def _least_costs(offer: _Offer) -> list[float]:
+    """Return the least GPU-seconds that a step of each job costs."""
+    least: list[float] = np.minimum.reduceat(offer.gpu_count / offer.speed, firsts(offer.job)).tolist()
+    return least
+
+
+def _steps_left(snapshot: Snapshot, market: Market, offer: _Offer) -> list[float | None]:
+    """Return the steps that contenders are taken to have left, as ``work_left.steps_left`` does."""
+    facts = market.facts[offer.ats]
+    left = np.maximum(facts["declared_steps"] - work_made(facts, snapshot.now_s), STEPS_MIN)
+    is_plain = ~np.isnan(facts["declared_steps"]) & np.isinf(facts["time_limit_s"])
+    costs = [0.0] * len(left) if is_plain.all() else _least_costs(offer)
+    known = zip(is_plain.tolist(), left.tolist(), offer.ids, costs, strict=True)
+    return [steps if plain else steps_left(snapshot, job_id, cost) for plain, steps, job_id, cost in known]
+
+
+def _needs(snapshot: Snapshot, offer: _Offer, steps: Sequence[float | None], power: Floats) -> Iterator[Need]:
+    """Yield what jobs need, nothing for those of whose length nobody knows.
+
+    Args:
+        steps: That each has left.
+    """
+    run_s = np.array([math.nan if one is None else one for one in steps])[offer.job] / offer.speed
+    starts_s = np.where(offer.is_kept, 0.0, snapshot.restart_s)
+    order = np.lexsort((np.arange(len(run_s)), (offer.usage * power).sum(axis=1) * run_s, offer.job))
+    lengths_s, least_s = (STARTS_IN_BLOCK * starts_s + MARGIN * run_s)[order], (starts_s + run_s)[order]
+    columns, usage, ready_s = offer.columns[order], offer.usage[order], offer.ready_s[order]
+    begins = firsts(offer.job)
+    kept = np.full(len(steps), NONE)
+    places = np.flatnonzero(offer.is_kept[order])
+    kept[offer.job[places]] = places - begins[offer.job[places]]
+    bounds, kept_at = [*begins.tolist(), len(order)], kept.tolist()
+    for place, (at, job_id) in enumerate(zip(offer.ats, offer.ids, strict=True)):
+        if steps[place] is None:
+            continue
+        job, own = snapshot.jobs[job_id], slice(bounds[place], bounds[place + 1])
+        yield Need(
+            at=at,
+            due_s=job.submitted_at_s + (job.spec.deadline_s or 0.0),
+            columns=columns[own],
+            usage=usage[own],
+            ready_s=ready_s[own],
+            lengths_s=lengths_s[own],
+            least_s=least_s[own],
+            is_promised=job.is_deadline_promised,
+            kept=kept_at[place],
+        )
