@@ -13,13 +13,14 @@ import click
 from arena.cli.app import App, command
 from arena.cli.numbers import Duration
 from arena.cli.quoting import escaped, quoted
+from arena.cli.submit_terms import Terms, terms_of
 from arena.cli.wait import wait_and_tell
 from arena.cli.words import time_text
 from arena.domain.job import JobSpec
 from arena.domain.reason import cause_of_refusal
 from arena.domain.specfile import parse_spec, spec_from_fields
 from arena.domain.yamltree import SIZE_BYTES_MAX
-from arena.errors import SpecError, UserError
+from arena.errors import ArenaError, SpecError, UserError
 
 if TYPE_CHECKING:
     from arena.client.client import DeadlineAnswer, Submitted
@@ -57,7 +58,17 @@ def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int
     arena submit job.yaml --set stop.steps=100 --wait
     arena submit --gpus 2 -- python train.py --lr 3e-4
     """  # noqa: D301 - click wants the backspace itself
-    spec = _left_alone(_spec(words, options))
+    terms = terms_of(options, [field_and_value(item) for item in options["overrides"]])
+    try:
+        return _submitted(app, _left_alone(_spec(words, options)), options, waits=waits, terms=terms)
+    except ArenaError as error:
+        raise terms.error(error) from error.__cause__
+
+
+def _submitted(app: App, spec: JobSpec, options: Mapping[str, Any], *, waits: bool, terms: Terms) -> int | None:
+    """Submit a job, tell the answer, and wait for its end if that is wanted."""
+    if options["deadline_strict"] and spec.deadline_s is None:
+        raise UserError("--deadline-strict needs a deadline", fix="give --deadline, or deadline_s in the job's file")
     allow_infeasible, dry_run = options["allow_infeasible"], options["dry_run"]
     if dry_run and waits:
         raise UserError("--dry-run submits nothing to --wait for")
@@ -66,14 +77,14 @@ def submit(app: App, words: tuple[str, ...], waits: bool, **options: Any) -> int
             spec, allow_infeasible=allow_infeasible, request_id=options["request_id"], dry_run=dry_run
         )
         if not waits:
-            _tell(app, answer)
+            _tell(app, answer, terms)
             return None
         if not app.out.json_mode:
-            _tell(app, answer)
+            _tell(app, answer, terms)
         return wait_and_tell(app, client, [answer.job_id])
 
 
-def _tell(app: App, answer: Submitted) -> None:
+def _tell(app: App, answer: Submitted, terms: Terms) -> None:
     if app.out.json_mode:
         deadline = {} if answer.deadline is None else {"deadline": answer.deadline}
         app.out.document(job_id=answer.job_id or None, is_new=answer.is_new, warnings=answer.warnings, **deadline)
@@ -83,23 +94,23 @@ def _tell(app: App, answer: Submitted) -> None:
     else:
         app.out.line(quoted(answer.job_id) if answer.is_new else f"{quoted(answer.job_id)} (submitted before)")
     for warning in answer.warnings:  # a script reads the id alone
-        click.echo(f"warning: {escaped(str(warning))}", err=True)
+        click.echo(f"warning: {escaped(terms.text(warning))}", err=True)
     if answer.deadline is not None:
-        click.echo(_deadline_text(answer.deadline), err=True)
+        click.echo(_deadline_text(answer.deadline, terms), err=True)
 
 
-def _deadline_text(answer: DeadlineAnswer) -> str:
+def _deadline_text(answer: DeadlineAnswer, terms: Terms) -> str:
     due = time_text(answer.deadline_at_s)
     if answer.is_promised:
         return f"deadline {due}: promised"
-    told = [] if answer.cause is None else [escaped(cause_of_refusal(answer.cause))]
+    told = [] if answer.cause is None else [escaped(terms.text(cause_of_refusal(answer.cause)))]
     if answer.earliest_end_at_s is not None:
         told.append(f"the earliest that can be promised is {time_text(answer.earliest_end_at_s)}")
     return f"warning: deadline {due} cannot be promised: {'; '.join(told) or 'nobody can tell by when it could end'}"
 
 
 def _spec(words: tuple[str, ...], options: Mapping[str, Any]) -> JobSpec:
-    overrides = [*(field_and_value(item) for item in options["overrides"]), *_terms(options)]
+    overrides = [*(field_and_value(item) for item in options["overrides"]), *_with_options(options)]
     if options["gpus"] is not None:
         _refuse_job_file(words, options["gpus"])
         return _spec_of_command(words, options, overrides)
@@ -124,7 +135,7 @@ def _refuse_job_file(argv: tuple[str, ...], count: int) -> None:
         )
 
 
-def _terms(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _with_options(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the fields that options of their own stand for."""
     terms = [(name, repr(options[name])) for name in ("deadline_s", "budget_usd") if options[name] is not None]
     return [*terms, *([("is_deadline_strict", "true")] if options["deadline_strict"] else [])]

@@ -144,7 +144,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "its deadline in {left_s:.0f} s cannot be promised: nobody knows when GPUs that it can use come free"
     ),
     ReasonCode.DEADLINE_UNKNOWN: (
-        "its deadline in {left_s:.0f} s is not promised: its length is not known (declare stop.steps or a time limit)"
+        "its deadline in {left_s:.0f} s is not promised: its length is not known "
+        "(declare stop.steps or stop.time_limit_s)"
     ),
     ReasonCode.DEADLINE_TOO_SOON: (
         "it takes {needed_s:.0f} s on {group}, the quickest it can be given (its start and a tenth to spare counted), "

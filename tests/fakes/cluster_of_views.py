@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from arena.domain.allocation import GpuGroup
@@ -24,6 +26,7 @@ from arena.domain.records import (
 )
 from arena.rpc.views import GpuCounts, StatusView, job_view
 from tests.builders import allocation_on, command_spec, job_record, node_info, train_spec
+from tests.fakes.scheduler_server import FakeScheduler
 
 NOW_S = 1_700_000_000.0
 
@@ -206,3 +209,15 @@ def status() -> StatusView:
         decision_time_s=0.0012,
         warnings=("the clock of node n3 is 7.2 s ahead", "device n3/vgpu-3 is dirty: process 4711 holds it"),
     )
+
+
+@contextmanager
+def served() -> Iterator[FakeScheduler]:
+    """Serve this cluster and its jobs."""
+    with FakeScheduler() as server:
+        server.status = status()
+        server.nodes = nodes()
+        server.attempts = [BEFORE, TRAINING, COMMAND]
+        for job in (*waiting_jobs(), command_job(), training_job()):
+            server.add_job(job)
+        yield server

@@ -192,8 +192,8 @@ def test_an_unknown_length_is_told_once(arena: Arena, fake: FakeScheduler) -> No
     cause = codec.reason_to_proto(reason(ReasonCode.DEADLINE_UNKNOWN, left_s=50.0))
     fake.deadline = pb.DeadlineAnswer(deadline_at_s=1050.0, cause=cause)
     assert arena("submit", "job.yaml", "--deadline", "50").err == (
-        "warning: deadline 1970-01-01 00:17:30 cannot be promised: its length is not known (declare stop.steps or a "
-        "time limit)\n"
+        "warning: deadline 1970-01-01 00:17:30 cannot be promised: its length is not known (declare stop.steps or "
+        "stop.time_limit_s)\n"
     )
 
 

@@ -20,11 +20,8 @@ from tests.fakes.scheduler_server import FakeScheduler
 
 @pytest.fixture
 def fake() -> Iterator[FakeScheduler]:
-    with FakeScheduler() as server:
+    with canned.served() as server:
         server.status = replace(canned.status(), restart_s=3.5)
-        server.attempts = [canned.BEFORE, canned.TRAINING, canned.COMMAND]
-        for job in (*canned.waiting_jobs(), canned.command_job(), canned.training_job()):
-            server.add_job(job)
         ended = job_record("old", train_spec("old"), state=JobState.SUCCEEDED, ended_at_s=50.0)
         server.add_job(replace(ended, progress=replace(ended.progress, step=70)))
         yield server

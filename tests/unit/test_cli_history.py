@@ -1,0 +1,124 @@
+"""Events, logs and waiting, against a scheduler that serves canned values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from arena.client import LogChunk
+from arena.domain.records import EntryKind, HistoryEntry, JobState
+from tests.builders import job_record
+from tests.fakes import cluster_of_views as canned
+from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.scheduler_server import FakeScheduler
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeScheduler]:
+    with canned.served() as server:
+        yield server
+
+
+@pytest.fixture
+def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
+    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
+    with in_utc_at(fake.address, tmp_path, monkeypatch):
+        yield arena
+
+
+def test_events_are_lines_of_json(arena: Arena, fake: FakeScheduler) -> None:
+    fake.append(
+        HistoryEntry(
+            index=1,
+            at_s=canned.NOW_S,
+            kind=EntryKind.PLAN_CHANGED,
+            message="grew",
+            job_id="7k2-1",
+            attempt_id="7k2-1.2",
+            data={"cost_s": 2.5},
+        )
+    )
+    fake.append(HistoryEntry(index=2, at_s=canned.NOW_S, kind=EntryKind.DECISION, message="decided"))
+    lines = [json.loads(line) for line in arena("events", "--json").out.splitlines()]
+    assert lines[0] == {
+        "index": 1,
+        "at_s": canned.NOW_S,
+        "kind": "plan_changed",
+        "message": "grew",
+        "job_id": "7k2-1",
+        "attempt_id": "7k2-1.2",
+        "node_id": None,
+        "data": {"cost_s": 2.5},
+    }
+    assert [line["index"] for line in lines] == [1, 2]
+    assert arena("events", "7k2-1").out == "     1  2023-11-14 22:13:20  plan_changed            7k2-1.2       grew\n"
+    assert arena("events", "--after", "1", "--kind", "decision", "--json").out.count("\n") == 1
+
+
+def test_steps_are_shown_only_when_asked_for(arena: Arena, fake: FakeScheduler) -> None:
+    for index, kind in enumerate((EntryKind.JOB_PROGRESS, EntryKind.JOB_EVALUATED, EntryKind.JOB_PROGRESS), start=1):
+        fake.append(HistoryEntry(index=index, at_s=canned.NOW_S, kind=kind, message="evaluated at step 400, loss 3.21"))
+
+    def shown(*options: str) -> list[str]:
+        return [line.split()[0] for line in arena("events", *options).out.splitlines()]
+
+    assert shown() == ["2"]
+    assert shown("--all") == ["1", "2", "3"]
+    assert shown("--kind", "job_progress") == ["1", "3"]
+    assert arena("events").out.endswith("job_evaluated                         evaluated at step 400, loss 3.21\n")
+    assert arena("events", "--json").out.count("\n") == 3
+
+
+def test_logs_of_several_ranks_are_whole_lines_with_their_rank(arena: Arena, fake: FakeScheduler) -> None:
+    def piece(rank: int, data: bytes, dropped_bytes: int = 0) -> LogChunk:
+        return LogChunk(attempt_id="7k2-1.2", rank=rank, offset_bytes=0, data=data, dropped_bytes=dropped_bytes)
+
+    fake.logs = [
+        piece(0, b"one\ntw"),
+        piece(1, "é".encode()[:1]),
+        piece(0, b"o\nthree"),
+        piece(1, "é".encode()[1:], 2048),
+    ]
+    done = arena("logs", "7k2-1")
+    assert done.out == "[0] one\n[0] two\n[0] three\n[1] é\n"
+    assert done.err == "... 2.0 KiB of rank 1 were dropped by the log's cap\n"
+    assert arena("logs", "7k2-1", "--rank", "0").out == "one\ntwo\nthree\n"
+    assert json.loads(arena("logs", "7k2-1", "--json").out.splitlines()[0]) == {
+        "attempt_id": "7k2-1.2",
+        "rank": 0,
+        "offset_bytes": 0,
+        "dropped_bytes": 0,
+        "text": "one\ntw",
+    }
+
+
+def test_a_job_that_has_written_nothing_is_said_to(arena: Arena) -> None:
+    done = arena("logs", "7k2-1")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("its processes have written nothing")
+    assert arena("logs", "7k2-1", "--json").err == ""
+
+
+def test_waiting_ends_with_the_job(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("done-1", state=JobState.SUCCEEDED, result="model in /out"))
+    fake.add_job(job_record("done-2", state=JobState.FAILED, error="rank 0 exited with code 1"))
+    good = arena("wait", "done-1")
+    assert (good.code, good.out) == (0, "done-1 succeeded at step 0/1000, loss -: model in /out\n")
+    both = arena("wait", "done-1", "done-2", "--json")
+    assert both.code == 1
+    assert [job["state"] for job in both.document["jobs"]] == ["succeeded", "failed"]
+
+
+def test_waiting_for_a_state_ends_when_it_is_reached(arena: Arena, fake: FakeScheduler) -> None:
+    assert arena("wait", "7k2-1", "--for", "running").code == 0
+    fake.append(HistoryEntry(index=1, at_s=0.0, kind=EntryKind.JOB_SUBMITTED, message="", job_id="7k2-3"))
+    fake.add_job(replace(fake.jobs["7k2-3"], state=JobState.SUCCEEDED))
+    assert arena("wait", "big", "--for", "running").code == 1
+
+
+def test_waiting_gives_up_when_time_is_up(arena: Arena) -> None:
+    assert arena("wait", "big", "--timeout", "0.2").code == 124

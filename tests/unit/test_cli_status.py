@@ -1,0 +1,175 @@
+"""What status, lists and one job's report look like: off a terminal, on one, and as JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from arena.cli.output import Output
+from arena.cli.status import gpu_bar, write_status
+from arena.domain.job import EvaluationSpec
+from arena.rpc.v1 import common_pb2
+from arena.rpc.views import GpuCounts
+from tests.builders import job_record, train_spec
+from tests.fakes import cluster_of_views as canned
+from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.scheduler_server import FakeScheduler
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
+ANSI = re.compile(r"\x1b\[")
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeScheduler]:
+    with canned.served() as server:
+        yield server
+
+
+@pytest.fixture
+def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
+    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
+    with in_utc_at(fake.address, tmp_path, monkeypatch):
+        yield arena
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        ("status", ["status"]),
+        ("jobs", ["jobs"]),
+        ("job", ["job", "7k2-1"]),
+        ("nodes", ["nodes"]),
+        ("devices", ["nodes", "--devices"]),
+        ("why", ["why", "big"]),
+    ],
+)
+def test_off_a_terminal_text_is_whole_and_plain(arena: Arena, name: str, argv: list[str]) -> None:
+    done = arena(*argv)
+    assert done.code == 0
+    assert done.out == (GOLDEN / f"{name}.txt").read_text()
+    assert not ANSI.search(done.out)
+
+
+class Terminal(StringIO):
+    """A stream that a person reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_on_terminal(monkeypatch: pytest.MonkeyPatch, **variables: str) -> str:
+    for name in ("NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal()
+    write_status(Output(json_mode=False, stream=stream), canned.status())
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_colour_unless_it_wants_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ANSI.search(shown_on_terminal(monkeypatch))
+    assert "\x1b[31m" not in shown_on_terminal(monkeypatch, NO_COLOR="1")
+    assert "\x1b[1;31m" not in shown_on_terminal(monkeypatch, NO_COLOR="1")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100])
+def test_no_number_state_or_date_is_broken_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    rows = [["7k2-1.3", "succeeded", "758/2000 1.9684", "2026-11-30 11:29:06", "it had to leave its node, " * 4]]
+    heads = ["ATTEMPT", "STATE", "STEP", "STARTED", "WHY"]
+    Output(json_mode=False, stream=stream).table(heads, rows)
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in stream.getvalue().splitlines()]
+    assert lines[0].split() == heads
+    assert all(cell in lines[1] for cell in rows[0][:4])
+    assert " ".join(" ".join([lines[1].split("11:29:06")[1], *lines[2:]]).split()) == rows[0][4].strip()
+
+
+def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown_on_terminal(monkeypatch, COLUMNS="100"))
+    assert "…" not in text
+    name = "pretrain-a-model-with-a-name-of-forty-chars"
+    first = next(line for line in text.splitlines() if line.startswith("7k2-1"))
+    assert name not in first
+    start = text.index("RUNNING")
+    letters = [char for line in text[start:].splitlines() for char in line[9:] if char in name]
+    assert len(letters) >= len(name)
+
+
+def test_names_cannot_steer_the_terminal(arena: Arena) -> None:
+    for argv in (["status"], ["jobs"], ["job", "7k2-2"], ["job", "7k2-1"]):
+        out = arena(*argv).out
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+
+
+@pytest.mark.parametrize(
+    ("counts", "bar"),
+    [
+        (GpuCounts(gpu_type="a", total=4, used=3, free=1), "###."),
+        (GpuCounts(gpu_type="a", total=1000, used=1, free=998, dirty=1), "#x.................."),
+        (GpuCounts(gpu_type="a", total=1000, used=999, free=1), "###################."),
+        (GpuCounts(gpu_type="a", total=0), ""),
+    ],
+)
+def test_the_bar_rounds_nothing_away(counts: GpuCounts, bar: str) -> None:
+    assert gpu_bar(counts) == bar
+
+
+def test_status_as_json_holds_what_the_text_says(arena: Arena) -> None:
+    document = arena("status", "--json").document
+    assert document["schema_version"] == 1
+    status = document["status"]
+    assert status["gpus"][0] == {
+        "gpu_type": "a100-80",
+        "total": 12,
+        "free": 0,
+        "used": 9,
+        "draining": 2,
+        "dirty": 1,
+        "down": 0,
+    }
+    assert status["job_count_by_state"] == {"queued": 7, "held": 1, "running": 2, "succeeded": 14}
+    job = status["active_jobs"][0]
+    assert (job["plan"]["text"], job["plan"]["dp"], job["plan"]["tp"]) == ("dp2 tp4 pp1 mb4 zero1", 2, 4)
+    assert job["group"]["gpu_count"] == 8
+    reason = status["waiting_jobs"][0]["reasons"][0]
+    assert reason["code"] == "insufficient_gpus"
+    assert reason["numbers"] == {"needed": 8.0, "free": 3.0, "total": 16.0}
+
+
+def test_json_may_be_asked_for_before_and_after_the_command(arena: Arena) -> None:
+    assert arena("--json", "jobs").document == arena("jobs", "--json").document
+
+
+def test_every_field_of_a_job_is_in_its_json(arena: Arena) -> None:
+    document = arena("job", "7k2-1", "--json").document
+    missing = {field.name for field in common_pb2.Job.DESCRIPTOR.fields} - set(document["job"])
+    assert missing == set()
+    missing = {field.name for field in common_pb2.Attempt.DESCRIPTOR.fields} - set(document["attempts"][0])
+    assert missing == set()
+
+
+def test_lists_can_be_narrowed(arena: Arena) -> None:
+    listed = arena("jobs", "--state", "held", "--state", "queued", "--json").document["jobs"]
+    assert [job["job_id"] for job in listed] == ["7k2-4", "7k2-3"]
+    assert len(arena("jobs", "--limit", "1", "--json").document["jobs"]) == 1
+    assert arena("jobs", "--user", "nobody").out == "no jobs\n"
+
+
+def test_a_job_says_how_it_is_evaluated_before_and_after_the_first_time(arena: Arena, fake: FakeScheduler) -> None:
+    spec = train_spec("new")
+    assert spec.train is not None
+    train = spec.train.model_copy(update={"evaluation": EvaluationSpec(interval_steps=50)})
+    fake.add_job(job_record("new-1", spec.model_copy(update={"train": train})))
+    assert "\nevaluation  none yet, every 50 steps\n" in arena("job", "new-1").out
+    assert "evaluation" not in arena("job", "7k2-2").out
+    evaluation = arena("job", "7k2-1", "--json").document["job"]["progress"]["evaluation"]
+    assert (evaluation["step"], evaluation["loss"], evaluation["accuracy"]) == (1200, 2.41009, 0.4512)
