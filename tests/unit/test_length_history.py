@@ -104,9 +104,16 @@ def test_steps_since_the_last_report_count() -> None:
     assert after(ended(0, 7, predecessor=last)).ratios[()].mean == 0.0
 
 
-def test_a_program_of_the_users_own_teaches_gpu_seconds_alone() -> None:
-    job = ended(0, 0, spec=command_spec("c"), gpu_seconds=360.0)
+def test_a_program_that_tells_of_no_step_teaches_a_step_for_each_second_that_it_ran() -> None:
+    job = ended(0, 0, spec=command_spec("c", stop={"steps": 80}), gpu_seconds=180.0, run_time_s=160.0)
     history = after(job)
+    assert history.ratios["ann", "python train.py"].mean == pytest.approx(math.log(2.0), abs=1e-3)
+    assert history.steps["ann", "python train.py"].mean == pytest.approx(math.log(160.0), abs=1e-3)
+    assert history.gpu_s["ann", "python train.py"].mean == pytest.approx(math.log(180.0), abs=1e-3)
+
+
+def test_a_program_that_never_ran_teaches_gpu_seconds_alone() -> None:
+    history = after(ended(0, 0, spec=command_spec("c"), gpu_seconds=360.0))
     assert (dict(history.steps), dict(history.ratios)) == ({}, {})
     assert history.gpu_s["ann", "python train.py"].job_count == 1
 
