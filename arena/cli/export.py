@@ -16,6 +16,7 @@ from arena.cli.quoting import quoted
 from arena.cli.whole_files import write_whole
 from arena.domain.records import JobState
 from arena.rpc.version import software_version
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from arena.client import ArenaClient
@@ -61,7 +62,7 @@ def _tell(app: App, export: _Export, out: str | None) -> None:
             hidden_count=export.hidden_count,
         )
         return
-    text = f"{export.written_count:,} jobs, {export.live_count:,} of them not over"
+    text = f"{format_count(export.written_count, 'job')}, {export.live_count:,} of them not over"
     if export.hidden_count:
         text += f"; {export.hidden_count:,} of others left out, which an admin may see"
     if out is not None:

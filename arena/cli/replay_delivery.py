@@ -19,6 +19,7 @@ from arena.cli.replay_tables import TextTable, numbers, tables_of
 from arena.cli.trace import rows_text, source_fields
 from arena.rpc.version import software_version
 from arena.sim.disturbance_files import DisturbancePlan
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from arena.cli.replay_report import About
@@ -79,14 +80,19 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
     source, accounting = inputs.trace.source, first.trace.accounting
     rows = [
         ("trace", f"{quoted(source.file)} ({source.format_name}), {rows_text(inputs.trace)}"),
-        ("replayed", f"{len(first.scenario.jobs):,} jobs, {accounting.left_out_count:,} left out"),
+        ("replayed", f"{format_count(len(first.scenario.jobs), 'job')}, {accounting.left_out_count:,} left out"),
         *(("", escaped(change)) for change in first.trace.changes),
-        ("cluster", f"{inputs.cluster.shape.gpu_count:,} GPUs: {_types_text(inputs)}"),
+        ("cluster", f"{format_count(inputs.cluster.shape.gpu_count, 'GPU')}: {_types_text(inputs)}"),
         ("lengths", _lengths_text(inputs)),
         ("changes", _changes_text(inputs)),
     ]
     if budgets := sum(one.spec.budget_usd is not None for one in first.scenario.jobs):
-        rows.append(("budgets", f"{budgets:,} of the jobs have one; who cannot pay on is given up"))
+        rows.append(
+            (
+                "budgets",
+                f"{budgets:,} of the jobs {'has' if budgets == 1 else 'have'} one; who cannot pay on is given up",
+            )
+        )
     if inputs.disturbances is not None:
         rows += [("nodes" if index == 0 else "", text) for index, text in enumerate(_losses_texts(inputs.disturbances))]
     if inputs.table is None and any(one.spec.workload is not None for one in first.scenario.jobs):
@@ -95,10 +101,8 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         text = "all rigid: the trace does not say how they run on other GPUs, so no policy can shape them"
         rows.append(("jobs", f"{text} (it can with --mapping and --grids)"))
     if first.changed_count:
-        text = (
-            f"{first.changed_count:,} jobs ask for another GPU type or count than the trace says: the nearest that runs"
-        )
-        rows.append(("asks", text))
+        asks = f"{format_count(first.changed_count, 'job')} {'asks' if first.changed_count == 1 else 'ask'}"
+        rows.append(("asks", f"{asks} for another GPU type or count than the trace says: the nearest that runs"))
     return rows
 
 

@@ -20,6 +20,7 @@ from arena.sim.costs import checkpoint_bytes
 from arena.sim.disturbance_files import DisturbancePlan
 from arena.sim.sources import ReplayGrids
 from arena.sim.study import STUDY_CONFIG, Scenario
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from arena_traces.trace import Trace
@@ -144,7 +145,7 @@ def _require_shapes(asked: Sequence[Asked]) -> None:
     fixed = [one for one in asked if one.spec.command is not None]
     if fixed:
         raise UserError(
-            f"{len(fixed):,} of {len(asked):,} jobs cannot be malleable",
+            f"{len(fixed):,} of {format_count(len(asked), 'job')} cannot be malleable",
             why="the trace says how long they ran on what they had, and nothing of other GPUs",
             fix="say what they train with --mapping and how fast that is with --grids, or leave out --kind malleable",
         )
@@ -155,7 +156,7 @@ def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs)
         listed = "; ".join(f"{one.job.job_id} (line {one.job.row}): {one.why}" for one in unplaceable[:_NAMED_MAX])
         more = ", ..." if len(unplaceable) > _NAMED_MAX else ""
         raise UserError(
-            f"{len(unplaceable):,} of {len(trace.jobs):,} jobs can run nowhere on this cluster",
+            f"{len(unplaceable):,} of {format_count(len(trace.jobs), 'job')} can run nowhere on this cluster",
             why=listed + more,
             fix="make the cluster larger, or leave such jobs out with --drop-unplaceable",
         )
@@ -171,7 +172,7 @@ def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs)
         ),
         draws=tuple(draw for draw in trace.draws if draw.job_id not in gone),
         spec_by_job={job_id: spec for job_id, spec in trace.spec_by_job.items() if job_id not in gone},
-        changes=(*trace.changes, f"left out {len(gone):,} jobs that no group of the cluster can run"),
+        changes=(*trace.changes, f"left out {format_count(len(gone), 'job')} that no group of the cluster can run"),
     )
 
 

@@ -12,6 +12,7 @@ from arena.domain.tenants import Guarantees
 from arena.errors import UserError
 from arena.planner.clusterfile import Cluster
 from arena.planner.tenantfile import check_guarantees, parse_tenants
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from arena_traces.trace import Trace
@@ -66,7 +67,7 @@ def with_projects(trace: Trace, shares: Sequence[tuple[str, float]], *, seed: in
         count += project != job.project
         jobs.append(replace(job, project=project))
     listed = ", ".join(f"{name} {share:g}" for name, share in shares)
-    change = f"{count:,} jobs dealt to projects, seed {seed}: {listed}"
+    change = f"{format_count(count, 'job')} dealt to projects, seed {seed}: {listed}"
     return replace(trace, jobs=tuple(jobs), changes=(*trace.changes, change))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
 from arena.cli.words import NOTHING
 from arena.errors import UserError
-from arena.units import format_duration
+from arena.units import format_count, format_duration
 
 if TYPE_CHECKING:
     from arena_traces.statistics import TraceStatistics
@@ -93,13 +94,16 @@ trace.add_command(stats)
 
 def read_with_options(file: str, options: dict[str, Any]) -> Trace:
     """Read a trace as ``reading_options`` say."""
-    from arena_traces.defects import Defect
+    from arena_traces.defects import RULES, Defect
     from arena_traces.reading import read_trace
 
     names = options["dropped"]
     unknown = [name for name in names if name not in set(Defect)]
     if unknown:
-        fix = f"defects: {', '.join(Defect)}"
+        droppable = [one for one in Defect if RULES[one].can_drop]
+        close = get_close_matches(unknown[0], droppable, n=1)
+        meant = f"did you mean {close[0]}? These" if close else "these"
+        fix = f"{meant} can be dropped: {', '.join(droppable)}"
         raise UserError(f"--drop {quoted(unknown[0])}: there is no defect of that name", fix=fix)
     return read_trace(file, format=options["format_name"], dropped=frozenset(Defect(name) for name in names))
 
@@ -153,8 +157,9 @@ def _write_check(app: App, read: Trace) -> None:
 def rows_text(read: Trace) -> str:
     """Return what became of all rows."""
     accounting = read.accounting
-    counts = f"{accounting.row_count:,} rows: {accounting.job_count:,} jobs, {accounting.dropped_count:,} dropped"
-    return f"{counts}; {accounting.repaired_count:,} of the jobs repaired"
+    rows, jobs = format_count(accounting.row_count, "row"), format_count(accounting.job_count, "job")
+    repaired = f"{accounting.repaired_count:,} of the jobs repaired"
+    return f"{rows}: {jobs}, {accounting.dropped_count:,} dropped; {repaired}"
 
 
 def _lines_text(lines: Sequence[int]) -> str:
@@ -176,7 +181,9 @@ def _stats_rows(found: TraceStatistics, gpu_count: int | None) -> Iterator[tuple
     yield "busy GPUs", f"{_number(found.busy_gpus_mean, ',.1f')} on average over the span"
     if gpu_count is not None:
         load = _percent(found.offered_load)
-        yield "offered load", f"{load} of {gpu_count:,} GPUs ({found.too_large_count:,} jobs ask for more than all)"
+        count = found.too_large_count or 0
+        too_large = f"{format_count(count, 'job')} {'asks' if count == 1 else 'ask'} for more than all"
+        yield "offered load", f"{load} of {format_count(gpu_count, 'GPU')} ({too_large})"
     yield "outcomes", "  ".join(f"{name}: {jobs:,}" for name, jobs in found.job_count_by_outcome.items()) or NOTHING
 
 
@@ -186,7 +193,11 @@ def _durations_text(found: TraceStatistics) -> str:
         return "not stated"
     points = (("p10", duration.p10_s), ("p50", duration.p50_s), ("p90", duration.p90_s), ("p99", duration.p99_s))
     text = "  ".join(f"{name} {value:,.0f} s" for name, value in (*points, ("max", duration.max_s)))
-    return text if found.duration_job_count == found.job_count else f"{text}  (of {found.duration_job_count:,} jobs)"
+    return (
+        text
+        if found.duration_job_count == found.job_count
+        else f"{text}  (of {format_count(found.duration_job_count, 'job')})"
+    )
 
 
 def _number(value: float | None, form: str) -> str:

@@ -52,7 +52,7 @@ def test_stats_tells_what_a_trace_is_like(arena: Arena, file: Path) -> None:
     assert lines["jobs"] == "3"
     assert lines["jobs by GPUs"] == "1: 1  4: 1  16: 1"
     assert lines["GPU-hours"] == "22.0"
-    assert lines["offered load"] == "137.5% of 8 GPUs (1 jobs ask for more than all)"
+    assert lines["offered load"] == "137.5% of 8 GPUs (1 job asks for more than all)"
     assert arena("trace", "stats", file, "--gpus", "9" * 400).code == 2
     document = arena("trace", "stats", file, "--gpus", 8, "--json").document
     assert document["statistics"]["offered_load"] == pytest.approx(1.375)
@@ -64,13 +64,20 @@ def test_a_broken_trace_is_an_error_with_its_line(arena: Arena, tmp_path: Path) 
     file = written(tmp_path / "broken.csv", table(ITP_HEAD, "a,0,5,1", "b,-7,5,1"))
     done = arena("trace", "stats", file)
     assert (done.code, done.out) == (4, "")
-    assert done.err == f"error: {file}, line 3: submission_time must not be negative, found '-7'\n"
+    way_out = "Leave such rows out, and count them, with --drop negative"
+    assert done.err == f"error: {file}, line 3: submission_time must not be negative, found '-7'. {way_out}\n"
     assert (
-        arena("trace", "check", file, "--drop", "negative").out.splitlines()[1].startswith("2 rows: 1 jobs, 1 dropped")
+        arena("trace", "check", file, "--drop", "negative").out.splitlines()[1].startswith("2 rows: 1 job, 1 dropped")
     )
-    unknown = arena("trace", "check", file, "--drop", "everything")
+    unknown = arena("trace", "check", file, "--drop", "negativ")
     assert (unknown.code, unknown.out) == (4, "")
-    assert "there is no defect of that name" in unknown.err
+    assert "there is no defect of that name. Did you mean negative? These can be dropped: bad_quotes, " in unknown.err
+
+
+def test_one_is_no_plural(arena: Arena, tmp_path: Path) -> None:
+    file = written(tmp_path / "one.csv", table(ITP_HEAD, "a,0,5,1"))
+    assert arena("trace", "check", file).out.splitlines()[1] == "1 row: 1 job, 0 dropped; 0 of the jobs repaired"
+    assert "of 1 GPU (0 jobs ask" in arena("trace", "stats", file, "--gpus", 1).out
 
 
 def test_what_a_trace_holds_cannot_steer_a_terminal(arena: Arena, tmp_path: Path) -> None:

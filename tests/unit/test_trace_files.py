@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import random
+import subprocess
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -68,6 +69,33 @@ def test_a_plain_file_whose_last_value_may_be_cut_is_refused(tmp_path: Path) -> 
     assert "echo >>" in error.message
 
 
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "gz"])
+def test_what_is_whole_of_a_cut_file_is_counted_and_can_be_taken_by_the_command_of_the_error(
+    tmp_path: Path, is_packed: bool
+) -> None:
+    noise = random.Random(0).randbytes(60_000).hex()
+    rows = [f"{noise[index * 100 : index * 100 + 100]},{index},60,1" for index in range(1000)]
+    content = table(ITP_HEAD, *rows)
+    # Inside the last row: in its id, in its time of submission, and after the comma before its GPUs.
+    cuts = [gzip.compress(content, mtime=0)[:30_000]] if is_packed else [content[:-back] for back in (60, 9, 2)]
+    for cut in cuts:
+        error = refusal(written(tmp_path / "it's cut.csv", cut))
+        assert "looks cut" in error.message
+        count = int(error.details["whole_row_count"])
+        assert (count == 999) if not is_packed else (100 < count < 1000)
+        assert f"{count} whole rows before that" in error.message
+        command = error.message.partition("take the whole rows alone: ")[2]
+        subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, check=True, stderr=subprocess.DEVNULL)
+        assert [job.job_id for job in read_trace(tmp_path / "part").jobs] == [row[:100] for row in rows[:count]]
+
+
+def test_a_file_that_is_cut_in_its_first_row_has_nothing_to_take(tmp_path: Path) -> None:
+    error = refusal(written(tmp_path / "cut.csv", table(ITP_HEAD) + b"a,1"))
+    assert (error.details["defect"], error.details["whole_row_count"]) == (Defect.CUT_FILE, "0")
+    assert "no row before that is whole" in error.message
+    assert "head -n" not in error.message
+
+
 @pytest.mark.parametrize("pack", [lambda data: data, gzip.compress, lambda data: zipped(("a", data))])
 def test_a_cut_is_never_a_shorter_trace_unless_between_lines_of_a_plain_file(tmp_path: Path, pack: object) -> None:
     content = pack(PLAIN)  # type: ignore[operator]
@@ -101,7 +129,7 @@ def test_a_flipped_bit_in_a_gz_is_no_trace(tmp_path: Path) -> None:
         (gzip.compress(PLAIN, mtime=0) + b"more", Defect.BAD_ARCHIVE, "damaged"),
         (zipped(("a.csv", PLAIN), ("b.csv", PLAIN)), Defect.BAD_ARCHIVE, "holds 2 files, not one: 'a.csv', 'b.csv'"),
         (zipped(), Defect.BAD_ARCHIVE, "holds 0 files"),
-        (zipped(("a.csv", PLAIN))[:-30], Defect.BAD_ARCHIVE, "cannot be read"),
+        (zipped(("a.csv", PLAIN))[:-30], Defect.BAD_ARCHIVE, "It looks cut where its end"),
         (PLAIN.decode().encode("utf-16"), Defect.NOT_TEXT, "UTF-16"),
         (lzma.compress(PLAIN), Defect.NOT_TEXT, "packed by xz"),
         (PLAIN.replace(b"j7,", b"\xe9,"), Defect.NOT_TEXT, "line 9: the line is no UTF-8 text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -153,10 +154,28 @@ def test_a_log_that_was_cut_anywhere_is_refused(file: Path) -> None:
     lines = content.splitlines(keepends=True)
     assert refusal(file, b"".join(lines[:-1])).details["defect"] == Defect.CUT_FILE
     error = refusal(file, b"".join([*lines[:2], lines[-1]]))
-    assert "should hold 2 jobs, 1 are there" in error.message
+    assert "should hold 2 jobs, and holds 1" in error.message
     assert "goes on after its end" in refusal(file, content + lines[1]).message
     written(file, content[:-1])
     assert len(read_trace(file).jobs) == 2, "the closing line is whole without its line end"
+
+
+def test_a_log_that_is_cut_inside_a_line_says_so_and_how_to_keep_the_rest(file: Path) -> None:
+    content = logged(file, (job_record("j1"), []), (job_record("j2"), []), (job_record("j3"), [])).read_bytes()
+    lines = content.splitlines(keepends=True)
+    error = refusal(file, b"".join(lines[:3]) + lines[3][:50])
+    assert error.details == {"file": str(file), "line": "4", "defect": "cut_file", "whole_row_count": "2"}
+    assert "the file looks cut: it stops inside this line" in error.message
+    assert "2 whole rows before that. Fetch or export it again, or wait until it is written" in error.message
+    # The command of the error makes a log of what was whole, also where it was cut between two lines.
+    for cut in (b"".join(lines[:3]) + lines[3][:50], b"".join(lines[:3])):
+        command = refusal(file, cut).message.partition("take the whole rows alone: ")[2]
+        subprocess.run(["/bin/sh", "-c", command], cwd=file.parent, check=True)
+        assert [job.job_id for job in read_trace(file.parent / "part").jobs] == ["j1", "j2"]
+    assert "stops inside this line" in refusal(file, lines[0][:-9]).message
+    broken = refusal(file, b"".join([*lines[:2], lines[2][:50] + b"\n", *lines[3:]]))
+    assert broken.details["defect"] == Defect.BAD_RECORD
+    assert broken.message.endswith("Leave such rows out, and count them, with --drop bad_record")
 
 
 def test_a_line_that_is_none_of_a_log_is_told_by_its_field(file: Path) -> None:

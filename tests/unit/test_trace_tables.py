@@ -115,9 +115,16 @@ def test_rows_that_cannot_be_meant_end_the_reading_with_their_line(
     assert f"{file}, line 3: {text}" in error.message
     assert error.details == {"file": str(file), "line": "3", "defect": str(defect)}
     assert error.exit_code == 4
+    assert error.fix.endswith(f"leave such rows out, and count them, with --drop {defect}")
     trace = read_trace(file, dropped=frozenset({defect}))
     assert trace.accounting.dropped_lines == {defect: (3,)}
     assert len(trace.jobs) == 2
+
+
+def test_times_that_are_dates_or_milliseconds_are_told_what_they_should_be(file: Path) -> None:
+    for found, fix in (("2021-07-01 00:00:00", "write times as seconds"), ("1627776000000", "not in milliseconds")):
+        written(file, table(ITP_HEAD, f"x,{found},5,1"))
+        assert fix in refusal(file).fix
 
 
 ARENA_REFUSED = [
@@ -199,12 +206,23 @@ def test_missing_columns_are_named_with_those_found_and_a_guess(file: Path) -> N
     written(file, table("job_id,submit_time,duration,num_gpu", "a,1,5,1"))
     error = refusal(file)
     assert error.details["defect"] == Defect.UNKNOWN_FORMAT
-    assert "the nearest, microsoft-itp, lacks submission_time" in error.message
+    assert "the nearest, microsoft-itp, lacks column submission_time" in error.message
     assert "found 'job_id', 'submit_time', 'duration', 'num_gpu'" in error.message
-    assert "Is 'submit_time' meant to be submission_time?" in error.message
+    assert "Rename 'submit_time' to submission_time in the first line, if that is meant" in error.message
     named = refusal(file, format="arena-csv")
     assert named.details["defect"] == Defect.BAD_COLUMNS
     assert "it needs job_id, submission_time, num_iteration, model_name" in named.message
+    assert "Rename 'submit_time' to submission_time in the first line, if that is meant; add columns " in named.message
+
+
+def test_every_missing_column_has_its_own_nearest_name_or_is_to_be_added(file: Path) -> None:
+    written(file, table("jobid,submission time,run,num_gpus", "a,1,5,1"))
+    fix = refusal(file).fix
+    assert "rename 'jobid' to job_id, 'submission time' to submission_time, 'num_gpus' to num_gpu in the first" in fix
+    assert fix.endswith("; add column duration, or rename what holds it")
+    # What is there under its own name is not meant to be another.
+    written(file, table("submission_time,num_gpu,duration", "1,1,5"))
+    assert refusal(file).fix == "add column job_id, or rename what holds it"
 
 
 def test_a_table_without_names_of_columns_is_refused(file: Path) -> None:

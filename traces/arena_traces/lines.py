@@ -10,16 +10,19 @@ import hashlib
 import io
 import lzma
 import os
+import shlex
 import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import IO, NamedTuple, Protocol
 
+from arena.units import format_count
 from arena_traces.defects import Defect, TraceError, trace_error
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -30,6 +33,8 @@ _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_PACKINGS = ((b"BZh", "bzip2"), (b"\xfd7zXZ", "xz"), (b"(\xb5/\xfd", "zstd"), (b"7z\xbc\xaf", "7-Zip"))
 _ZIP_MARKED_AS_LOCKED = 0x1
 _MACOS_FOLDER = "__MACOSX/"
+_STILL_WRITTEN = "wait until it is written, or copy it first"
+_FETCH_AGAIN = "fetch or export it again, or wait until it is written"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,14 @@ class Line(NamedTuple):
     text: str
 
 
+class Packing(StrEnum):
+    """What a file is packed by."""
+
+    NONE = "none"
+    GZIP = "gz"
+    ZIP = "zip"
+
+
 class ByteLines(Protocol):
     """What lines are taken from."""
 
@@ -65,17 +78,23 @@ class Lines:
     Args:
         file: Its name, for errors.
         stream: Its bytes, unpacked.
-        is_whole: The packing vouches that the file was not cut, so that its last line need not end.
+        packing: What vouches that the file was not cut, so that its last line need not end.
+
+    Attributes:
+        number: Of the line that was read last.
+        closing: What a format writes under so many rows; set by formats that write something.
     """
 
-    def __init__(self, file: str, stream: ByteLines, *, limits: Limits, is_whole: bool) -> None:
+    def __init__(self, file: str, stream: ByteLines, *, limits: Limits, packing: Packing) -> None:
         self.file = file
         self.number = 0
+        self.closing: Callable[[int], str] | None = None
         self._byte_count = 0
+        self._filled_count = 0
         self._stream = stream
         self._limits = limits
-        self._is_whole = is_whole
-        self.last_ends = True
+        self._packing = packing
+        self._last_ends = True
 
     def __iter__(self) -> Iterator[Line]:
         """Yield lines to the end of the file.
@@ -86,11 +105,17 @@ class Lines:
         while data := self._next():
             text = self._text(data)
             if text.strip():
+                self._filled_count += self._last_ends
                 yield Line(self.number, text)
 
     def error(self, defect: Defect, what: str, *, why: str = "", fix: str = "") -> TraceError:
         """Return an error at the line that was read last."""
         return trace_error(self.file, defect, what, line=max(self.number, 1), why=why, fix=fix)
+
+    @property
+    def stops_inside(self) -> bool:
+        """Whether the line that was read last is the file's last and does not end, and nothing vouches for the file."""
+        return not self._last_ends and self._packing is Packing.NONE
 
     def check_end(self) -> None:
         """Refuse a last line that may be cut; to be called when all lines are read.
@@ -98,9 +123,35 @@ class Lines:
         Raises:
             TraceError: It does not end, and nothing vouches for the file.
         """
-        if not self.last_ends and not self._is_whole:
-            fix = f"if the file is whole, end its last line: echo >> {self.file}"
-            raise self.error(Defect.CUT_FILE, "the last line does not end, it may be cut", fix=fix)
+        if self.stops_inside:
+            fix = f"if it is whole, end its last line: echo >> {shlex.quote(self.file)}"
+            raise self.cut_error("the file looks cut: its last line does not end", fix=fix)
+
+    def cut_error(self, what: str, *, why: str = "", fix: str = "", defect: Defect = Defect.CUT_FILE) -> TraceError:
+        """Return the error of a file that stops too early: how much of it is whole, and how to go on with that.
+
+        Args:
+            what: How that is known, at the line that was read last.
+            fix: What may help beside fetching it again.
+        """
+        row_count = max(self._filled_count - 1, 0)  # the first is of columns, or a log's head
+        counted = f"{format_count(row_count, 'whole row')} before that" if row_count else "no row before that is whole"
+        fixes = [_FETCH_AGAIN, fix, self._salvage(row_count) if row_count else ""]
+        error = self.error(
+            defect, what, why="; ".join(filter(None, (why, counted))), fix="; ".join(filter(None, fixes))
+        )
+        error.details["whole_row_count"] = str(row_count)
+        return error
+
+    def _salvage(self, row_count: int) -> str:
+        """Return the command that keeps the whole rows."""
+        if self._packing is Packing.ZIP:
+            return ""
+        count, file = self.number if self._last_ends else self.number - 1, shlex.quote(self.file)
+        head = f"head -n {count} {file}" if self._packing is Packing.NONE else f"zcat {file} | head -n {count}"
+        if self.closing is not None:
+            head = f"({head}; echo {shlex.quote(self.closing(row_count))})"
+        return f"or take the whole rows alone: {head} > part"
 
     def _next(self) -> bytes:
         """Return the next line as it stands in the file, nothing at its end."""
@@ -119,13 +170,15 @@ class Lines:
         self._byte_count += len(data)
         if self._byte_count > self._limits.byte_count:
             raise self.error(Defect.TOO_MANY_ROWS, f"there are more than {self._limits.byte_count:,} bytes, unpacked")
-        self.last_ends = data.endswith(b"\n")
+        self._last_ends = data.endswith(b"\n")
         return data
 
     def _reading_error(self, error: Exception) -> TraceError:
         match error:
             case EOFError():
-                return self.error(Defect.CUT_ARCHIVE, "the packed file ends too early", why="it was cut")
+                self._last_ends = False
+                what = "the packed file looks cut: it ends too early"
+                return self.cut_error(what, defect=Defect.CUT_ARCHIVE)
             case OSError(errno=int()):
                 return self.error(Defect.UNREADABLE, "cannot be read on", why=error.strerror or str(error))
             case _:
@@ -172,7 +225,7 @@ class OpenTrace:
         self._raw.seek(0)
         digest = hashlib.file_digest(self._raw, "sha256").hexdigest()  # type: ignore[arg-type]  # it wants a class
         if _mark(self._raw) != self._before:
-            raise trace_error(self._file, Defect.CHANGED, "the file has changed while it was read")
+            raise trace_error(self._file, Defect.CHANGED, "the file has changed while it was read", fix=_STILL_WRITTEN)
         return digest
 
 
@@ -198,11 +251,12 @@ def opened(path: str | Path, limits: Limits) -> Iterator[OpenTrace]:
         raw.seek(0)
         if start.startswith(GZIP_MAGIC):
             stream: ByteLines = stack.enter_context(gzip.GzipFile(fileobj=raw))
+            packing = Packing.GZIP
         elif start in (ZIP_MAGIC, EMPTY_ZIP_MAGIC):
-            stream = stack.enter_context(_zip_member(file, raw))
+            stream, packing = stack.enter_context(_zip_member(file, raw)), Packing.ZIP
         else:
-            stream = raw
-        lines = Lines(file, stream, limits=limits, is_whole=stream is not raw)
+            stream, packing = raw, Packing.NONE
+        lines = Lines(file, stream, limits=limits, packing=packing)
         yield OpenTrace(file, raw, lines)
 
 
@@ -234,4 +288,5 @@ def _zip_member(file: str, raw: IO[bytes]) -> AbstractContextManager[IO[bytes]]:
             raise trace_error(file, Defect.BAD_ARCHIVE, "the zip has a password", fix="unpack it")
         return archive.open(infos[0])
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, EOFError, struct.error) as error:
-        raise trace_error(file, Defect.BAD_ARCHIVE, "the zip cannot be read", why=str(error)) from error
+        fix = "it looks cut where its end, with the list of its files, is missing: fetch it again"
+        raise trace_error(file, Defect.BAD_ARCHIVE, "the zip cannot be read", why=str(error), fix=fix) from error

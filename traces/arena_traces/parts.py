@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from arena.domain.trace import TraceJob
 from arena.errors import UserError
+from arena.units import format_count
 from arena_traces.trace import Trace, order
 
 
@@ -19,7 +20,7 @@ def first_jobs(trace: Trace, count: int) -> Trace:
     """
     if count < 1:
         raise UserError(f"{count} jobs are no trace", fix="take at least one")
-    return _part(trace, trace.jobs[:count], f"the first {count:,} jobs")
+    return _part(trace, trace.jobs[:count], f"the first {format_count(count, 'job')}")
 
 
 def window(trace: Trace, *, from_s: float, to_s: float) -> Trace:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from arena.domain.job import JobId, JobSpec
 from arena.domain.trace import TraceJob
-from arena_traces.defects import Defect, Treatment, effective_treatments, trace_error
+from arena_traces.defects import RULES, Defect, Treatment, effective_treatments, trace_error
 from arena_traces.formats import format_named, format_of
 from arena_traces.formats.base import Flawed, Parsed, Reading, TraceFormat
 from arena_traces.lines import DEFAULT_LIMITS, Limits, Line, Lines, opened
@@ -40,6 +40,8 @@ def read_trace(
     with opened(path, limits) as file:
         found, reading = _begun(file.lines, named)
         for row in reading.rows:
+            if isinstance(row, Flawed) and file.lines.stops_inside:
+                raise file.lines.cut_error("the file looks cut: it stops inside this line", why=row.what)
             collector.add(row)
         source = Source(
             file=str(path),
@@ -57,6 +59,11 @@ def _begun(lines: Lines, named: TraceFormat | None) -> tuple[TraceFormat, Readin
         raise trace_error(lines.file, Defect.UNKNOWN_FORMAT, "is empty")
     found = named or format_of(first, lines)
     return found, found.begin(first, rest, lines)
+
+
+def _way_out(row: Flawed) -> str:
+    dropping = f"leave such rows out, and count them, with --drop {row.defect}" if RULES[row.defect].can_drop else ""
+    return ", or ".join(filter(None, (row.fix, dropping)))
 
 
 class _Collector:
@@ -82,7 +89,7 @@ class _Collector:
         self._row_count += 1
         if isinstance(row, Flawed):
             if self._treatments[row.defect] is Treatment.ERROR:
-                raise trace_error(self._file, row.defect, row.what, line=row.line, fix=row.fix)
+                raise trace_error(self._file, row.defect, row.what, line=row.line, fix=_way_out(row))
             self._dropped[row.defect].append(row.line)
             return
         wanted = row.job.job_id

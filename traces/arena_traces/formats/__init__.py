@@ -10,10 +10,11 @@ from arena_traces.formats.arena_csv import ARENA_CSV
 from arena_traces.formats.base import TraceFormat
 from arena_traces.formats.event_log import ARENA_LOG
 from arena_traces.formats.itp import MICROSOFT_ITP
-from arena_traces.formats.table import close_columns, head_of
+from arena_traces.formats.table import Head, TableFormat, close_columns, columns_text, head_of, renaming
 from arena_traces.lines import Line, Lines
 
-FORMATS: tuple[TraceFormat, ...] = (ARENA_LOG, ARENA_CSV, MICROSOFT_ITP)
+TABLES: tuple[TableFormat, ...] = (ARENA_CSV, MICROSOFT_ITP)
+FORMATS: tuple[TraceFormat, ...] = (ARENA_LOG, *TABLES)
 """All formats; the first that knows a file's first line is taken, so one with more columns comes before its parts."""
 
 
@@ -47,16 +48,18 @@ def _unknown(first: Line, lines: Lines) -> TraceError:
         head = head_of(first.text)
     except csv.Error as error:
         return lines.error(Defect.UNKNOWN_FORMAT, what, why=str(error))
-    tables = [one for one in FORMATS if one.columns]
-    nearest = max(tables, key=lambda one: _share(one, head.names))
-    missing = [column for column in nearest.columns if column not in head.names]
-    if len(missing) < len(nearest.columns):
-        why = f"the nearest, {nearest.name}, lacks {', '.join(missing)}; found {head.listed()}"
-        return lines.error(Defect.UNKNOWN_FORMAT, what, why=why, fix=close_columns(missing, head.names))
-    listed = "; ".join(f"{one.name}: {', '.join(one.columns)}" for one in tables)
+    nearest = max(TABLES, key=lambda one: _likeness(one, head))
+    missing = nearest.missing(head)
+    if _likeness(nearest, head):
+        cut = ", and the line does not end: the file looks cut" if lines.stops_inside else ""
+        why = f"the nearest, {nearest.name}, lacks {columns_text(missing)}: {nearest.needs(head)}{cut}"
+        return lines.error(Defect.UNKNOWN_FORMAT, what, why=why, fix=renaming(missing, nearest.spare(head)))
+    listed = "; ".join(f"{one.name}: {', '.join(one.columns)}" for one in TABLES)
     fix = f"the first line of a table names its columns ({listed})"
     return lines.error(Defect.UNKNOWN_FORMAT, what, why=f"found {head.listed()}", fix=fix)
 
 
-def _share(one: TraceFormat, names: tuple[str, ...]) -> float:
-    return len(set(one.columns) & set(names)) / len(one.columns)
+def _likeness(one: TableFormat, head: Head) -> float:
+    """Return the share of a format's columns that are there, or something like them."""
+    missing = one.missing(head)
+    return 1 - (len(missing) - len(close_columns(missing, one.spare(head)))) / len(one.columns)

@@ -21,6 +21,7 @@ GPU_COUNT_MAX = 10**6
 
 _NO_VALUE = frozenset({"", "nan", "none", "null", "na", "n/a", "-", "-1", "-1.0"})
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_DATE = re.compile(r"[0-9]{4}[-/][0-9]|[0-9]{1,2}:[0-9]{2}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +63,16 @@ class Cells:
         if text is None:
             return None
         if not _NUMBER.fullmatch(text):
-            raise FlawError(Defect.NOT_A_NUMBER, f"{column} must be a number, found {shown(text)}")
+            fix = "write times as seconds, e.g. Unix time" if _DATE.match(text) else ""
+            raise FlawError(Defect.NOT_A_NUMBER, f"{column} must be a number, found {shown(text)}", fix=fix)
         value = float(text)
         if value < 0:
             raise FlawError(Defect.NEGATIVE, f"{column} must not be negative, found {shown(text)}")
         if value > maximum:
-            raise FlawError(Defect.OUT_OF_RANGE, f"{column} must be at most {maximum:,.0f}, found {shown(text)}")
+            fix = "write times in seconds, not in milliseconds" if maximum == TIME_S_MAX else ""
+            raise FlawError(
+                Defect.OUT_OF_RANGE, f"{column} must be at most {maximum:,.0f}, found {shown(text)}", fix=fix
+            )
         return abs(value)  # -0
 
     def whole(self, column: str, maximum: int = COUNT_MAX) -> int | None:

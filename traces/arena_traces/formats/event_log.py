@@ -19,6 +19,7 @@ from arena.domain.specbase import Model
 from arena.domain.specfile import described
 from arena.domain.trace import TraceJob, TraceOutcome
 from arena.errors import SpecError
+from arena.units import format_count
 from arena_traces.defects import Defect
 from arena_traces.formats.base import FlawError, Parsed, Reading, Row
 from arena_traces.formats.cells import COUNT_MAX, GPU_COUNT_MAX, TIME_S_MAX
@@ -134,9 +135,12 @@ class _ArenaLog:
         Raises:
             TraceError: The first line is not a log's, or one of a later version.
         """
+        lines.closing = _closing
         try:
             head = _parsed(first.text)
         except FlawError as flaw:
+            if lines.stops_inside:
+                raise lines.cut_error("the log looks cut: it stops inside this line", why=flaw.what) from flaw
             why = "a later version of Arena may have written it"
             raise lines.error(Defect.UNKNOWN_FORMAT, f"no log of version {LOG_VERSION}: {flaw.what}", why=why) from flaw
         if not isinstance(head, LogHead):
@@ -162,10 +166,14 @@ def _rows(head: LogHead, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
         row_count += 1
         yield part
     if end is None:
-        raise lines.error(Defect.CUT_FILE, "the log has no end, it was cut", fix="export it again")
+        raise lines.cut_error("the log looks cut: after this line its end is missing")
     if end.job_count != row_count:
-        what = f"the log should hold {end.job_count:,} jobs, {row_count:,} are there"
-        raise lines.error(Defect.CUT_FILE, what, fix="export it again")
+        what = f"the log should hold {format_count(end.job_count, 'job')}, and holds {row_count:,}"
+        raise lines.error(Defect.CUT_FILE, what, why="lines are missing or were added", fix="export it again")
+
+
+def _closing(row_count: int) -> str:
+    return LogEnd(job_count=row_count).model_dump_json()
 
 
 def _row_or_end(line: Line, head: LogHead) -> Row | LogEnd:

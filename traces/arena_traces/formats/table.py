@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import difflib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from arena_traces.defects import Defect
 from arena_traces.formats.base import FlawError, Parsed, Reading, Row
@@ -18,6 +18,8 @@ from arena_traces.lines import Line, Lines
 DELIMITERS = (",", "\t", ";")
 _SHOWN_COLUMNS_MAX = 20
 _COMPARED_COLUMNS_MAX = 200
+_CLOSE = 0.7
+"""So that submit_time is close to submission_time, and duration not to num_iteration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +81,29 @@ class TableFormat:
         return Reading(rows=self._rows(head, rest, lines), ignored_columns=ignored)
 
     def _check(self, head: Head, lines: Lines) -> None:
-        missing = [column for column in self.columns if column not in head.names]
+        missing = self.missing(head)
         if missing:
-            why = f"it needs {', '.join(self.columns)}; found {head.listed()}"
-            what = f"a trace of format {self.name} has no column {', '.join(missing)} here"
-            raise lines.error(Defect.BAD_COLUMNS, what, why=why, fix=close_columns(missing, head.names))
+            what = f"a trace of format {self.name} has no {columns_text(missing)} here"
+            raise lines.error(Defect.BAD_COLUMNS, what, why=self.needs(head), fix=renaming(missing, self.spare(head)))
         twice = [column for column in (*self.columns, *self.optional) if head.names.count(column) > 1]
         if twice:
-            raise lines.error(Defect.BAD_COLUMNS, f"column {', '.join(twice)} is there twice", fix="remove one")
+            fix = "remove one, or give it another name in the first line"
+            raise lines.error(Defect.BAD_COLUMNS, f"{columns_text(twice)} is there twice", fix=fix)
+
+    def missing(self, head: Head) -> list[str]:
+        """Return the columns that a table should have, and has not."""
+        return [column for column in self.columns if column not in head.names]
+
+    def spare(self, head: Head) -> Head:
+        """Return a first line without the columns that this format reads: others may be meant by missing ones."""
+        known = {*self.columns, *self.optional}
+        left = [index for index, name in enumerate(head.names) if name not in known]
+        columns, names = (tuple(values[index] for index in left) for values in (head.columns, head.names))
+        return replace(head, columns=columns, names=names)
+
+    def needs(self, head: Head) -> str:
+        """Return what a table should have, and what it has."""
+        return f"it needs {', '.join(self.columns)}; found {head.listed()}"
 
     def _rows(self, head: Head, rest: Iterator[Line], lines: Lines) -> Iterator[Row]:
         known = (*self.columns, *self.optional)
@@ -127,7 +144,7 @@ def _fields(text: str, head: Head) -> Sequence[str]:
     count = len(head.columns)
     if len(fields) < count or any(field.strip() for field in fields[count:]):
         what = f"the row has {len(fields)} fields, there are {count} columns"
-        raise FlawError(Defect.FIELD_COUNT, what, fix="was the file cut here?" if len(fields) < count else "")
+        raise FlawError(Defect.FIELD_COUNT, what)
     return fields
 
 
@@ -137,10 +154,27 @@ def _split(text: str, delimiter: str) -> list[str]:
     return next(csv.reader((text,), delimiter=delimiter, strict=True))
 
 
-def close_columns(missing: Sequence[str], found: Sequence[str]) -> str:
-    """Return a question that names a column that may be meant, or nothing where none is close."""
+def columns_text(columns: Sequence[str]) -> str:
+    """Return columns for people."""
+    return f"column{'' if len(columns) == 1 else 's'} {', '.join(columns)}"
+
+
+def renaming(missing: Sequence[str], head: Head) -> str:
+    """Return what to do about columns that are missing: names that are close to them, and what has none."""
+    found = close_columns(missing, head)
+    texts = [f"{shown(meant)} to {column}" for column, meant in found.items()]
+    fixes = [f"rename {', '.join(texts)} in the first line, if that is meant"] if texts else []
+    left = [column for column in missing if column not in found]
+    fixes += [f"add {columns_text(left)}, or rename what holds {'it' if len(left) == 1 else 'them'}"] if left else []
+    return "; ".join(fixes)
+
+
+def close_columns(missing: Sequence[str], head: Head) -> dict[str, str]:
+    """Return the column of a file that may be meant by each missing one, each at most once."""
+    spare = dict(zip(head.names[:_COMPARED_COLUMNS_MAX], head.columns, strict=False))
+    found: dict[str, str] = {}
     for column in missing:
-        close = difflib.get_close_matches(column, found[:_COMPARED_COLUMNS_MAX], n=1)
+        close = difflib.get_close_matches(column, list(spare), n=1, cutoff=_CLOSE)
         if close:
-            return f"is {shown(close[0])} meant to be {column}?"
-    return ""
+            found[column] = spare.pop(close[0])
+    return found
