@@ -63,8 +63,19 @@ class Inputs:
 
     def identity(self) -> dict[str, Any]:
         """Return what sets this study apart from others, as JSON."""
-        found = {"sha256": dict(self.digests), "trace_changes": self.trace.changes, "options": asdict(self.options)}
+        found = {
+            "sha256": dict(self.digests),
+            "trace_read": self._reading(),
+            "trace_changes": self.trace.changes,
+            "options": asdict(self.options),
+        }
         return {**found, "grids": MIXED} if self.is_mixed else found
+
+    def _reading(self) -> dict[str, Any]:
+        """Return how the file was read: --format and --drop make other jobs of the same bytes."""
+        counted = self.trace.accounting.counted()
+        rows = [{"treatment": done, "defect": defect, "row_count": len(lines)} for done, defect, lines in counted]
+        return {"format": self.trace.source.format_name, "rows": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

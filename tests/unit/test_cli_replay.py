@@ -145,6 +145,20 @@ def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, fol
         assert healed["policies"][1]["runs"][1]["whole"]["avg_jct_s"] < 12345.0
 
 
+def test_what_was_kept_of_a_file_is_not_taken_for_the_same_file_read_otherwise(arena: Arena, folder: Path) -> None:
+    """One row asks for half a GPU: dropped, there are other jobs, under the same digest of the file."""
+    out = ("--out", folder / "out", "--no-report", "--json")
+    dropped = replay(arena, folder, "--drop", "gpu_share", *out).document
+    whole = replay(arena, folder, *out).document
+    counts = [(one["replayed_job_count"], one["policies"][0]["whole"]["job_count"]) for one in (dropped, whole)]
+    assert counts == [(4, 4), (5, 5)]
+    written(folder / "both.csv", table(f"{ARENA_HEAD},duration", "1,0,100,net__1B,1000,8,4,cpu,50"))
+    files = Files(cluster=str(folder / "cluster.yaml"))
+    read = [read_trace(folder / "both.csv", format=name) for name in ("arena-csv", "microsoft-itp")]
+    first, second = (read_inputs(trace, files, ReplayOptions()).identity() for trace in read)
+    assert first != second
+
+
 def test_the_report_is_one_file_with_everything(arena: Arena, folder: Path) -> None:
     assert replay(arena, folder, "--policy", "fcfs,elastic", "--out", folder / "out").code == 0
     page = (folder / "out" / "report.html").read_text()
