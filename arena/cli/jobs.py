@@ -17,6 +17,7 @@ from arena.cli.settings import user_name
 from arena.domain.reason import Reason, ReasonCode, cause_of_refusal
 from arena.domain.records import EndKind, JobState
 from arena.rpc.views import AttemptView, JobView
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from arena.client import JobDetail
@@ -92,7 +93,6 @@ def _write_job(out: Output, detail: JobDetail) -> None:
 
 
 def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
-    progress = job.progress
     facts = [
         ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
         ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
@@ -101,17 +101,8 @@ def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
         ("group", words.group_text(job.group)),
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),
-        ("progress", _progress_text(job)),
-        *([("evaluation", evaluation)] if (evaluation := _evaluation_text(job)) else []),
-        ("checkpoint", _checkpoint_text(job)),
-        (
-            "counts",
-            (
-                f"{job.restart_count} restarts, {job.reconfiguration_count} reconfigurations, "
-                f"{job.preemption_count} preemptions, {job.launch_failure_count} launch failures, "
-                f"{progress.lost_steps} steps repeated"
-            ),
-        ),
+        *_training(job),
+        ("counts", _counts_text(job)),
         (
             "times",
             (
@@ -127,6 +118,26 @@ def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
         facts.insert(7, ("next", f"{target}: {escaped(str(job.target.cause))}"))
     facts += [(label, escaped(text)) for label, text in (("result", job.result), ("error", job.error)) if text]
     return facts
+
+
+def _training(job: JobView) -> list[tuple[str, str]]:
+    """Return how far a job is; nothing of a program, which tells nobody and saves by itself if it does."""
+    if words.is_program(job):
+        return []
+    evaluation = _evaluation_text(job)
+    facts = [("progress", _progress_text(job)), ("evaluation", evaluation), ("checkpoint", _checkpoint_text(job))]
+    return [(label, text) for label, text in facts if text]
+
+
+def _counts_text(job: JobView) -> str:
+    counts = [
+        format_count(job.restart_count, "restart"),
+        format_count(job.reconfiguration_count, "reconfiguration"),
+        format_count(job.preemption_count, "preemption"),
+        format_count(job.launch_failure_count, "launch failure"),
+    ]
+    repeated = [] if words.is_program(job) else [f"{format_count(job.progress.lost_steps, 'step')} repeated"]
+    return ", ".join([*counts, *repeated])
 
 
 def _terms(job: JobView) -> list[tuple[str, str]]:
@@ -178,11 +189,11 @@ def _evaluation_text(job: JobView) -> str:
     found = job.progress.evaluation
     if found is None:
         spec = job.spec.train.evaluation if job.spec is not None and job.spec.train is not None else None
-        return f"none yet, every {spec.interval_steps} steps" if spec is not None else ""
+        return f"none yet, every {format_count(spec.interval_steps, 'step')}" if spec is not None else ""
     accuracy = f", accuracy {found.accuracy:.4f}" if found.accuracy is not None else ""
     return (
         f"loss {words.number_text(found.loss, '.4f')} at step {found.step}{accuracy}, "
-        f"{found.sample_count} samples in {words.duration_text(found.evaluate_s)}"
+        f"{format_count(found.sample_count, 'sample')} in {words.duration_text(found.evaluate_s)}"
     )
 
 
@@ -195,7 +206,6 @@ def _checkpoint_text(job: JobView) -> str:
 
 def _attempt_row(attempt: AttemptView) -> tuple[str, ...]:
     outcome = f" ({attempt.outcome.value})" if attempt.outcome is not None else ""
-    first = attempt.resumed_step if attempt.resumed_step is not None else "?"
     why = escaped(str(attempt.cause))
     if attempt.stop_cause is not None:
         why += f"; stopped: {escaped(str(attempt.stop_cause))}"
@@ -205,12 +215,19 @@ def _attempt_row(attempt: AttemptView) -> tuple[str, ...]:
         words.group_text(attempt.group),
         words.plan_text(attempt.plan, attempt.group),
         words.places_text(attempt.allocation),
-        f"{first}..{attempt.last_step}",
+        _steps_text(attempt),
         words.time_text(attempt.launched_at_s),
         words.span_text(attempt.decided_at_s, attempt.ready_at_s),
         words.duration_text(attempt.save_s),
         why,
     )
+
+
+def _steps_text(attempt: AttemptView) -> str:
+    """Return the steps that an attempt made: ``0..400``; nothing while it tells of none, as programs never do."""
+    if attempt.resumed_step is None:
+        return f"..{attempt.last_step}" if attempt.last_step else words.NOTHING
+    return f"{attempt.resumed_step}..{attempt.last_step}"
 
 
 def _write_failures(out: Output, attempt: AttemptView) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from arena.cli.app import App, command
-from arena.cli.find import find_job_id
-from arena.cli.quoting import escaped
+from arena.cli.find import find_job
+from arena.cli.quoting import escaped, quoted
+from arena.cli.words import is_program
+from arena.domain.records import JobState
 from arena.units import format_bytes
 
 if TYPE_CHECKING:
     from arena.client import LogChunk
+    from arena.rpc.views import JobView
 
 
 @command(short_help="What a job's ranks wrote.")
@@ -32,16 +35,23 @@ def logs(app: App, *, job_id: str, follow: bool, rank: int | None, epoch: int | 
     """
     printer = _Printer(app, one_rank=rank is not None)
     with app.client() as client:
-        chunks = client.stream_logs(
-            find_job_id(client, job_id), rank=rank, epoch=epoch, follow=follow, tail_bytes=tail_bytes
-        )
+        found = find_job(client, job_id).job
+        chunks = client.stream_logs(found.job_id, rank=rank, epoch=epoch, follow=follow, tail_bytes=tail_bytes)
         try:
             for chunk in chunks:
                 printer.add(chunk)
         finally:
             printer.finish()
     if printer.is_silent and not app.out.json_mode:
-        click.echo("its processes have written nothing; how far a training job is: `arena job JOB`", err=True)
+        click.echo(_silence_text(found), err=True)
+
+
+def _silence_text(job: JobView) -> str:
+    """Return why there is nothing to show, and where to look instead."""
+    if job.first_started_at_s is None and job.state in {JobState.QUEUED, JobState.HELD}:
+        return f"it has not run yet; why: `arena why {quoted(job.job_id)}`"
+    where = "" if is_program(job) else f"; how far it is: `arena job {quoted(job.job_id)}`"
+    return f"its processes have written nothing{where}"
 
 
 class _Printer:

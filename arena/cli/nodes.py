@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import click
 
 from arena.cli import words
@@ -11,7 +9,6 @@ from arena.cli.app import App, command
 from arena.cli.numbers import Duration
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
-from arena.domain.records import Drain
 from arena.rpc.views import NodeView
 
 
@@ -50,18 +47,15 @@ def _row(node: NodeView) -> tuple[str, ...]:
 
 
 def _why(node: NodeView) -> str:
-    causes = [escaped(node.state_cause)] if node.state_cause else []
-    if node.drain is not None:
-        causes += _going(node.drain, node.state_cause)
-    return "; ".join(causes) or words.NOTHING
-
-
-def _going(drain: Drain, said: str) -> Iterator[str]:
-    """Yield what is to be said of a drain beyond what the node's state says of it."""
-    if f"{drain.why} (by {drain.by})" not in said:
-        yield f"drained by {escaped(drain.by)}: {escaped(drain.why)}"
-    if drain.until_s is not None:
-        yield f"empty by {words.time_text(drain.until_s)}"
+    """Return why a node is in its state, and who drains it until when: each of that once."""
+    said, drain = node.state_cause, node.drain
+    if drain is not None:
+        of_drain, until = f"{drain.why} (by {drain.by})", ""
+        if drain.until_s is not None:  # as an instant: how long it was given says nothing later on
+            until = f", empty by {words.time_text(drain.until_s)}"
+            said = said.removesuffix(f", empty within {drain.until_s - drain.at_s:.0f} s")
+        said = (said if of_drain in said else "; ".join(filter(None, (said, of_drain)))) + until
+    return escaped(said) or words.NOTHING
 
 
 def _write_devices(out: Output, listed: tuple[NodeView, ...]) -> None:

@@ -51,6 +51,7 @@ from arena.planner.heterogeneous.limits import none_keeps
 from arena.planner.heterogeneous.offer import Constraints
 from arena.planner.search import Counts
 from arena.planner.source import PlannerGridSource
+from arena.units import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -237,10 +238,14 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
     else:
         _write_text(app, asked, grid, rows=rows, layouts=bounds, mixed=mixed, options=options)
         if counts.judged:
+            fit = "of them fits" if counts.timed == 1 else "of them fit"
             app.out.line()
-            app.out.line(f"{counts.judged:,} plans evaluated, {counts.timed:,} of them fit")
+            app.out.line(f"{format_count(counts.judged, 'plan')} evaluated, {counts.timed:,} {fit}")
         if len(rows) < len(every):
-            app.out.line(f"{len(every) - len(rows)} of {len(every)} groups have no plan that keeps the constraints")
+            have = f"{len(every) - len(rows)} of {format_count(len(every), 'group')}"
+            app.out.line(
+                f"{have} {'has' if len(every) - len(rows) == 1 else 'have'} no plan that keeps the constraints"
+            )
         if drawn is not None:
             app.out.line()
             app.out.line(f"drawn in {quoted(drawn)}")

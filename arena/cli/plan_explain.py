@@ -20,7 +20,7 @@ from arena.planner.cost import evaluate
 from arena.planner.groups import groups_of
 from arena.planner.memory import Memory, memory_of_plan
 from arena.planner.search import Search
-from arena.units import GIB
+from arena.units import GIB, format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,10 @@ def _size_refusals(
         types = _types(spec, shape)
         most = [f"{gpu_type}/{zone} {count}" for (gpu_type, zone), count in per_zone.items() if gpu_type in types]
         wanted = f" (the job accepts {', '.join(spec.gpus.types)})" if spec.gpus.types else ""
-        within = f" on at most {spec.gpus.nodes_max} nodes" if spec.gpus.nodes_max else ""
+        within = f" on at most {format_count(spec.gpus.nodes_max, 'node')}" if spec.gpus.nodes_max else ""
         there = ", ".join(most) or f"none of {', '.join(sorted(shape.gpu_count_by_type))}"
-        yield f"it is for {plan.gpu_count} GPUs of one type in one zone{within}; the cluster has {there}{wanted}"
+        gpus = format_count(plan.gpu_count, "GPU")
+        yield f"it is for {gpus} of one type in one zone{within}; the cluster has {there}{wanted}"
 
 
 def _on_group(

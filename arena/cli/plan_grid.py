@@ -15,6 +15,7 @@ from arena.domain.job import ParallelLimits, TrainSpec
 from arena.domain.reason import Reason
 from arena.planner.layout_space import LayoutSpace
 from arena.planner.memory import USABLE_SHARE
+from arena.units import format_count
 
 _MILLION = 1e6
 
@@ -149,7 +150,7 @@ class FirstFit:
     tp: int
 
     def __str__(self) -> str:
-        return f"fits from {self.gpu_count} GPUs" + (f" with tp{self.tp}" if self.tp > 1 else "")
+        return f"fits from {format_count(self.gpu_count, 'GPU')}" + (f" with tp{self.tp}" if self.tp > 1 else "")
 
 
 def infeasible_counts(grid: Grid) -> tuple[tuple[InfeasibleGroup, FirstFit | None], ...]:

@@ -7,6 +7,7 @@ from arena.cli.plan_grid import Goal, Work
 from arena.cli.plan_mixed import MixedGpus, MixedPlan
 from arena.cli.plan_tables import gib, number_text, seconds_text
 from arena.cli.quoting import escaped
+from arena.units import format_count
 
 _COLUMNS = ("STAGE", "LAYERS", "GPUS", "REPLICAS", "MEMORY")
 
@@ -25,7 +26,7 @@ def write_mixed(out: Output, found: MixedPlan, work: Work, goal: Goal) -> None:
 
 def write_mixed_explanation(out: Output, found: MixedPlan, work: Work) -> None:
     """Write what a plan of the user's own does on the GPUs that it names."""
-    out.line(f"{escaped(str(found.plan))} on {found.plan.gpu_count} GPUs")
+    out.line(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
     for refusal in found.refusals:
         out.line(f"  cannot run: {escaped(refusal)}", style="red")
     out.line()

@@ -14,7 +14,7 @@ from arena.cli.words import NOTHING, group_text, plan_text
 from arena.domain.allocation import GpuGroup
 from arena.domain.divisors import format_set
 from arena.domain.grid import Estimate, InfeasibleGroup
-from arena.units import GIB
+from arena.units import GIB, format_count
 
 _PLAN_COLUMN = 1
 _PLAN_WIDTH_MIN = 18
@@ -126,7 +126,7 @@ def write_layouts(out: Output, layouts: Sequence[LayoutBounds]) -> None:
     for one in layouts:
         nodes = shape_text([count for part in one.group.parts for count in part.node_counts])
         allowed = format_set(list(one.tp)) if one.tp else "none"
-        out.line(f"{nodes} GPUs: tp in {allowed}")
+        out.line(f"{nodes} GPU{'' if nodes == '1' else 's'}: tp in {allowed}")
         for bound in one.bounds:
             out.line(f"    {_with_short(one.group, bound)}")
 
@@ -158,7 +158,7 @@ def _stage_row(index: int, stage: StageMemory) -> tuple[str, ...]:
 
 def write_explanation(out: Output, found: Explanation, work: Work) -> None:
     """Write what a plan of the user's own does on each group, or why it cannot run."""
-    out.line(f"{escaped(str(found.plan))} on {found.plan.gpu_count} GPUs")
+    out.line(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
     for refusal in found.refusals:
         out.line(f"  cannot run: {escaped(refusal)}", style="red")
     for one in found.groups:

@@ -18,7 +18,7 @@ from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import client_settings
 from arena.errors import UserError
-from arena.units import format_bytes
+from arena.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from arena_agent.app import AgentReport
@@ -174,7 +174,8 @@ def _tell_check(out: Output, report: AgentReport) -> int:
     if out.json_mode:
         out.document(agent=report, healthy=report.is_healthy)
         return 0 if report.is_healthy else NOT_HEALTHY
-    out.line(f"{len(report.inventory.devices)} {escaped(report.gpu_type)} GPUs at {escaped(report.address)}")
+    gpus = format_count(len(report.inventory.devices), f"{escaped(report.gpu_type)} GPU")
+    out.line(f"{gpus} at {escaped(report.address)}")
     out.line(f"{format_bytes(report.memory_bytes)} memory")
     for device in report.inventory.devices:
         out.line(f"  {device.index}: {quoted(device.device_id)} {escaped(device.dirty or 'clean')}")

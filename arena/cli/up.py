@@ -28,6 +28,7 @@ from arena.domain.cluster import ClusterShape, NodePool
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
 from arena.planner.tenantfile import check_guarantees
 from arena.policies.registry import make_policy
+from arena.units import format_count
 
 _AGENTS_MAX = 64
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -144,9 +145,8 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached
     if app.out.json_mode:
         app.out.document(address=address, directory=str(plan.directory), agents=plan.agents, ports=ports)
         return
-    gpus = plan.agents * plan.gpus_per_agent
-    nodes = "1 node" if plan.agents == 1 else f"{plan.agents} nodes"
-    app.out.line(f"{nodes} with {gpus} {plan.gpu_type} GPUs at {address}, all files in {plan.directory}")
+    gpus = format_count(plan.agents * plan.gpus_per_agent, f"{plan.gpu_type} GPU")
+    app.out.line(f"{format_count(plan.agents, 'node')} with {gpus} at {address}, all files in {plan.directory}")
     if option:
         app.out.line(f"not at the usual {DEFAULT_ADDRESS}, so commands need --scheduler; ranks meet at ports {ports}")
     app.out.line("now:" if is_detached else "in another terminal:")

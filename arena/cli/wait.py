@@ -89,6 +89,6 @@ def _sentence(job: JobView) -> str:
     said, progress = job.error or job.result, job.progress
     tail = f": {escaped(said)}" if said else ""
     where = ""
-    if progress.step or progress.loss is not None or job.step_limit is not None:  # a program of one's own tells of none
+    if words.tells_steps(job):
         where = f" at step {words.step_text(job)}, loss {words.number_text(progress.loss, '.4f')}"
     return f"{quoted(job.job_id)} {job.state.value}{where}{tail}"

@@ -43,8 +43,21 @@ def places_text(allocation: Allocation | None) -> str:
     return " ".join(f"{quoted(share.node_id)}:{len(share.device_ids)}" for share in allocation.shares)
 
 
+def tells_steps(job: JobView) -> bool:
+    """Return whether a job has steps, as far as is known: a program of one's own tells of none."""
+    return bool(job.progress.step) or job.progress.loss is not None or job.step_limit is not None
+
+
+def is_program(job: JobView) -> bool:
+    """Return whether a job is a program that tells nothing of how far it is; of others' jobs only plans are known."""
+    is_command = job.spec.command is not None if job.spec is not None else job.plan is None and job.group is not None
+    return is_command and not tells_steps(job)
+
+
 def step_text(job: JobView) -> str:
-    """Return how far a job is: ``120/200``, or ``120`` when steps do not end it."""
+    """Return how far a job is: ``120/200``, ``120`` when steps do not end it, or nothing where it tells of none."""
+    if not tells_steps(job):
+        return NOTHING
     step = str(job.progress.step)
     return f"{step}/{job.step_limit}" if job.step_limit is not None else step
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from arena.domain.job import JobSpec
 from arena.domain.parallel import ParallelPlan, parse_plan
+from arena.units import format_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ def contradictions(spec: JobSpec) -> Iterator[Contradiction]:
         most = limits.dp_max * limits.tp_max * limits.pp_max
         if most < spec.gpus.count_min:
             product = " x ".join(f"{name} {value}" for name, value in zip(_DEGREES, degrees, strict=True))
-            text = f"{product} is at most {most} GPUs, {_least(spec)}; at most {most} would do"
+            text = f"{product} is at most {format_count(most, 'GPU')}, {_least(spec)}; at most {most} would do"
             yield Contradiction(field=("parallel",), text=text)
 
 
@@ -48,7 +49,9 @@ def _of_plan(spec: JobSpec, plan: ParallelPlan) -> Iterator[Contradiction]:
     most = spec.gpus.count_max
     if count < spec.gpus.count_min or (most is not None and count > most):
         bound = _least(spec) if count < spec.gpus.count_min else _most(spec)
-        yield Contradiction(field=("gpus",), text=f"{pinned} is for {count} GPUs, {bound}; leave out gpus, or the plan")
+        yield Contradiction(
+            field=("gpus",), text=f"{pinned} is for {format_count(count, 'GPU')}, {bound}; leave out gpus, or the plan"
+        )
     found = {
         "dp_max": max(len(stage.replicas) for stage in plan.stages),
         "tp_max": max(plan.tensor_parallel_sizes),

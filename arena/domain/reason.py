@@ -75,6 +75,7 @@ class ReasonCode(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
+# ``{count:s}`` is the s of a plural.
 _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NOT_YET_EVALUATED: "not yet evaluated",
     ReasonCode.PLANNING: "its performance grid is being built",
@@ -82,13 +83,13 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.BACKOFF: "retry {retry} of {retries_max} in {wait_s:.0f} s after: {error}",
     ReasonCode.BEHIND: "behind job {job} in the queue ({ahead:.0f} ahead)",
     ReasonCode.NO_NODES: "no node is registered and ready ({nodes:.0f} known)",
-    ReasonCode.INSUFFICIENT_GPUS: "needs {needed:.0f} {gpu_type} GPUs, {free:.0f} of {total:.0f} free",
+    ReasonCode.INSUFFICIENT_GPUS: "needs {needed:.0f} {gpu_type} GPU{needed:s}, {free:.0f} of {total:.0f} free",
     ReasonCode.ASKED_GPUS: (
-        "policy {policy} gives it the {needed:.0f} {gpu_type} GPUs that it asks for and no fewer, though {least:.0f} "
-        "would do: {free:.0f} of {total:.0f} free"
+        "policy {policy} gives it the {needed:.0f} {gpu_type} GPU{needed:s} that it asks for and no fewer, "
+        "though {least:.0f} would do: {free:.0f} of {total:.0f} free"
     ),
     ReasonCode.FRAGMENTED: ("needs {group}, {free:.0f} {gpu_type} GPUs are free but at most {hole:.0f} on one node"),
-    ReasonCode.EXCEEDS_CLUSTER: "needs at least {needed:.0f} GPUs, largest feasible now: {largest:.0f}",
+    ReasonCode.EXCEEDS_CLUSTER: "needs at least {needed:.0f} GPU{needed:s}, largest feasible now: {largest:.0f}",
     ReasonCode.NO_FEASIBLE_PLAN: "no plan fits any GPU group of this cluster: {detail}",
     ReasonCode.MEMORY: ("needs {needed_gib:.1f} GiB on stage {stage:.0f}, has {capacity_gib:.1f}"),
     ReasonCode.DIVISIBILITY: "{detail}",
@@ -100,8 +101,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "checkpoint place {place} is not seen by node {node}, so the job cannot move there"
     ),
     ReasonCode.STARTED: "started on {group}",
-    ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPUs, {speedup:.2f}x faster by its grid",
-    ReasonCode.SHRANK: "shrank from {before:.0f} to {after:.0f} GPUs to make room for {job}",
+    ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPU{after:s}, {speedup:.2f}x faster by its grid",
+    ReasonCode.SHRANK: "shrank from {before:.0f} to {after:.0f} GPU{after:s} to make room for {job}",
     ReasonCode.MOVED: "moved to {group}",
     ReasonCode.PREEMPTED: "preempted by job {job}",
     ReasonCode.NODE_LOST: "node {node} was lost",
@@ -167,8 +168,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ),
     ReasonCode.DEADLINE_NOT_WEIGHED: "policy {policy} promises no deadlines",
     ReasonCode.RECLAIMED: (
-        "gives back {count:.0f} borrowed GPUs: project {project} has work for {claimed:.0f} {gpu_type} GPUs of the "
-        "{guaranteed:.0f} it is guaranteed"
+        "gives back {count:.0f} borrowed GPU{count:s}: project {project} has work for {claimed:.0f} {gpu_type} "
+        "GPU{claimed:s} of the {guaranteed:.0f} it is guaranteed"
     ),
     ReasonCode.KEPT_FOR_SHARE: (
         "{group} would take GPUs that project {project} is guaranteed and has work for ({claimed:.0f} {gpu_type} of "
@@ -196,8 +197,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.PROJECT_UNKNOWN: "no job of project {project} is here; is {near} meant?",
     ReasonCode.PROJECT_WITHOUT_SHARE: "project {project} is guaranteed nothing, and no job of it is here; is it meant?",
     ReasonCode.NEVER_BESIDE_SHARES: (
-        "it may not be stopped and needs {group} at least, but what others are guaranteed leaves {left:.0f} such GPUs: "
-        "as the cluster is it never starts (with preemptible: true it may borrow)"
+        "it may not be stopped and needs {group} at least, but what others are guaranteed leaves {left:.0f} such "
+        "GPU{left:s}: as the cluster is it never starts (with preemptible: true it may borrow)"
     ),
     ReasonCode.RESERVED_OPEN: (
         "nodes {nodes} are kept for it: it starts there on {group} when jobs have ended of which nobody knows how long "
@@ -207,6 +208,13 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.REQUESTED: "requested by {by}",
     ReasonCode.INTERNAL_ERROR: "internal error while it was evaluated: {error}",
 }
+
+
+class _Count(float):
+    """A number that ends a noun as it must: ``{count:s}`` is an s unless it is one."""
+
+    def __format__(self, form: str) -> str:
+        return ("" if float(self) == 1.0 else "s") if form == "s" else super().__format__(form)
 
 
 class _Missing(dict[str, object]):
@@ -230,7 +238,8 @@ class Reason:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        values = _Missing({**self.numbers, **self.names})
+        values = _Missing({key: _Count(number) for key, number in self.numbers.items()})
+        values.update(self.names)
         template = _TEMPLATES[self.code]
         try:
             return template.format_map(values)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from arena.errors import SpecError
+from arena.units import format_count
 
 ANY_TYPE = "any"
 """Stands for GPUs of all types together."""
@@ -27,7 +28,7 @@ class Guarantee:
             raise SpecError("a guarantee is of named GPU types, or of any", fix="leave one out")
         for gpu_type, count in self.gpu_count_by_type.items():
             if count < 0:
-                raise SpecError(f"a guarantee of {count} {gpu_type} GPUs", fix="give 0 or more")
+                raise SpecError(f"a guarantee of {format_count(count, f'{gpu_type} GPU')}", fix="give 0 or more")
 
     @property
     def gpu_count(self) -> int:
@@ -53,6 +54,10 @@ Guarantees = Mapping[str, Guarantee]
 """By project; who is not named is guaranteed nothing."""
 
 
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
 def too_much(guarantees: Guarantees, gpu_count_by_type: Mapping[str, int]) -> Iterator[str]:
     """Yield what is guaranteed in all beyond what a cluster has, in words."""
     named: Counter[str] = Counter()
@@ -62,7 +67,7 @@ def too_much(guarantees: Guarantees, gpu_count_by_type: Mapping[str, int]) -> It
     for gpu_type, count in sorted(named.items()):
         has = gpu_count_by_type.get(gpu_type, 0)
         if count > has:
-            yield f"{count} {gpu_type} GPUs are guaranteed in all, the cluster has {has}"
+            yield f"{format_count(count, f'{gpu_type} GPU')} {_are(count)} guaranteed in all, the cluster has {has}"
     count, has = sum(one.gpu_count for one in guarantees.values()), sum(gpu_count_by_type.values())
     if count > has:
-        yield f"{count} GPUs are guaranteed in all, the cluster has {has}"
+        yield f"{format_count(count, 'GPU')} {_are(count)} guaranteed in all, the cluster has {has}"

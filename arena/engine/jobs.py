@@ -13,6 +13,7 @@ from arena.engine.attempts import hasten, stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.outcome import drop_target
 from arena.engine.spending import is_spent, spent_usd
+from arena.units import format_count
 
 
 def submit(draft: Draft, event: JobSubmitted) -> None:
@@ -143,7 +144,7 @@ def take_grid(draft: Draft, event: GridBuilt) -> None:
 
 def _counted(grid: Grid) -> str:
     mixed = f" and {len(grid.mixed)} over several GPU types" if grid.mixed else ""
-    return f"{len(grid.cells)} groups{mixed}"
+    return f"{format_count(len(grid.cells), 'group')}{mixed}"
 
 
 def grid_failed(draft: Draft, event: GridFailed) -> None:

@@ -29,6 +29,7 @@ from arena.domain.records import (
 )
 from arena.domain.replacing import replace
 from arena.engine.draft import Draft
+from arena.units import format_count
 
 RESTART_SAMPLES_MAX = 4
 """Measurements that the moving average of a reconfiguration's cost remembers, so that it follows the cluster."""
@@ -95,7 +96,7 @@ def _ready(draft: Draft, attempt: AttemptRecord, report: Ready) -> None:
     start = f"step {report.resumed_step} of {report.checkpoint}" if report.checkpoint else "fresh"
     draft.record(
         EntryKind.ATTEMPT_READY,
-        f"ready, {start}" + (f", {lost} steps are repeated" if lost else ""),
+        f"ready, {start}" + (f", {format_count(lost, 'step')} to repeat" if lost else ""),
         job_id=attempt.job_id,
         attempt_id=attempt.attempt_id,
         resumed_step=report.resumed_step,

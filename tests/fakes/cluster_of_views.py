@@ -172,7 +172,7 @@ def nodes() -> list[NodeRecord]:
             node_id=NodeId("n3"),
             info=replace(info, devices=(*info.devices[:3], dirty)),
             state=NodeState.DRAINING,
-            state_cause="1 attempt left",
+            state_cause="1 attempt left, fan noise (by root)",
             drain=drain,
         ),
         NodeRecord(

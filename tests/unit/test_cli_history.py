@@ -96,10 +96,14 @@ def test_logs_of_several_ranks_are_whole_lines_with_their_rank(arena: Arena, fak
     }
 
 
-def test_a_job_that_has_written_nothing_is_said_to(arena: Arena) -> None:
-    done = arena("logs", "7k2-1")
-    assert (done.code, done.out) == (0, "")
-    assert done.err.startswith("its processes have written nothing")
+def test_a_job_that_has_written_nothing_is_said_to_and_where_to_look(arena: Arena) -> None:
+    for job_id, said in (
+        ("7k2-1", "its processes have written nothing; how far it is: `arena job 7k2-1`\n"),
+        ("7k2-2", "its processes have written nothing\n"),
+        ("big", "it has not run yet; why: `arena why 7k2-3`\n"),
+    ):
+        done = arena("logs", job_id)
+        assert (done.code, done.out, done.err) == (0, "", said)
     assert arena("logs", "7k2-1", "--json").err == ""
 
 

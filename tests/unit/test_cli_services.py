@@ -43,7 +43,7 @@ def test_a_check_is_readable_too(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["agent", "--check", "--node-id", "n1", "--virtual-gpus", "1", "--address", "127.0.0.1"]
     assert run(argv) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "1 cpu GPUs at 127.0.0.1"
+    assert lines[0] == "1 cpu GPU at 127.0.0.1"
     assert "  0: n1/vgpu-0 clean" in lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 
 from arena.cli.output import Output
 from arena.cli.status import gpu_bar, write_status
+from arena.domain.cluster import NodeState
 from arena.domain.job import EvaluationSpec
+from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.records import Drain
 from arena.rpc.v1 import common_pb2
 from arena.rpc.views import GpuCounts
 from tests.builders import job_record, train_spec
@@ -173,3 +177,60 @@ def test_a_job_says_how_it_is_evaluated_before_and_after_the_first_time(arena: A
     assert "evaluation" not in arena("job", "7k2-2").out
     evaluation = arena("job", "7k2-1", "--json").document["job"]["progress"]["evaluation"]
     assert (evaluation["step"], evaluation["loss"], evaluation["accuracy"]) == (1200, 2.41009, 0.4512)
+
+
+@pytest.mark.parametrize(
+    ("until_s", "state", "said", "shown"),
+    [
+        (None, NodeState.DRAINED, "fan (by ann)", "fan (by ann)"),
+        (
+            canned.NOW_S + 1200.0,
+            NodeState.DRAINING,
+            "2 attempts left, fan (by ann), empty within 1200 s",
+            "2 attempts left, fan (by ann), empty by 2023-11-14 22:33:20",
+        ),
+        (
+            canned.NOW_S + 1200.0,
+            NodeState.LOST,
+            "silent for 15 s",
+            "silent for 15 s; fan (by ann), empty by 2023-11-14 22:33:20",
+        ),
+    ],
+)
+def test_a_node_that_goes_says_each_thing_once(
+    arena: Arena, fake: FakeScheduler, until_s: float | None, state: NodeState, said: str, shown: str
+) -> None:
+    drain = Drain(by="ann", at_s=canned.NOW_S, why="fan", until_s=until_s)
+    fake.nodes = [replace(canned.nodes()[0], state=state, state_cause=said, drain=drain)]
+    assert arena("nodes").out.splitlines()[1].split("  ")[-1].strip() == shown
+
+
+def test_a_program_says_nothing_of_steps_and_checkpoints_that_it_does_not_tell(
+    arena: Arena, fake: FakeScheduler
+) -> None:
+    shown = arena("job", "7k2-2").out
+    for word in ("step", "loss", "checkpoint", "tokens", "?"):
+        assert word not in shown, shown
+    attempt = next(line for line in shown.splitlines() if line.startswith("7k2-2.1"))
+    assert re.search(r" n3:1 +- +2023", attempt), attempt
+    fake.add_job(job_record("new-1", train_spec("new")))
+    assert "\nprogress    step 0/1000, loss -" in arena("job", "new-1").out
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (
+            reason(ReasonCode.INSUFFICIENT_GPUS, needed=1, gpu_type="cpu", free=0, total=4),
+            "needs 1 cpu GPU, 0 of 4 free",
+        ),
+        (
+            reason(ReasonCode.INSUFFICIENT_GPUS, needed=2, gpu_type="cpu", free=0, total=4),
+            "needs 2 cpu GPUs, 0 of 4 free",
+        ),
+        (reason(ReasonCode.SHRANK, before=2, after=1, job="j-2"), "shrank from 2 to 1 GPU to make room for j-2"),
+        (reason(ReasonCode.EXCEEDS_CLUSTER, largest=0), "exceeds cluster (largest=0.0)"),
+    ],
+)
+def test_what_is_one_is_not_many(said: Reason, text: str) -> None:
+    assert str(said) == text
