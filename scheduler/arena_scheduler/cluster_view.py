@@ -20,6 +20,7 @@ from arena.engine.state import ClusterState, reasons_of
 from arena.errors import NotFoundError
 from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
 from arena_scheduler.access import Caller
+from arena_scheduler.doubts import for_good
 from arena_scheduler.job_views import as_asked, with_live_time
 from arena_scheduler.loop import Driver
 from arena_scheduler.tenant_view import tenant_shares, warnings_of
@@ -91,7 +92,12 @@ class ClusterView:
             return record
         reasons, evaluated_at_s = reasons_of(self.state, live)
         meant = as_asked(reasons, self._policy, self.state.grids.get(live.job_id))
-        return replace(live, reasons=meant, evaluated_at_s=evaluated_at_s)
+        return replace(live, reasons=self._for_good(meant, live), evaluated_at_s=evaluated_at_s)
+
+    def _for_good(self, reasons: tuple[Reason, ...], job: JobRecord) -> tuple[Reason, ...]:
+        if job.state is not JobState.QUEUED:
+            return reasons
+        return for_good(reasons, job.spec, self.state.grids.get(job.job_id), self.tenants, self.state.shape)
 
     def job_view(self, record: JobRecord, caller: Caller, *, with_spec: bool) -> JobView:
         """Return a job as a caller may see it."""
@@ -103,10 +109,11 @@ class ClusterView:
 
     def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
         """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""
-        if job_id not in self.state.jobs:
+        job = self.state.jobs.get(job_id)
+        if job is None:
             return ()
         try:
-            return self._explain(self.state, job_id, self._now_s())
+            return self._for_good(self._explain(self.state, job_id, self._now_s()), job)
         except Exception:  # noqa: BLE001 - the outermost frame of one question, whose answer only adds to the reasons
             _log.exception("the policy did not explain job %s", job_id)
             return ()

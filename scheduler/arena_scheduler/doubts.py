@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from arena.domain.allocation import GpuGroup
@@ -97,6 +97,20 @@ def _of_shares(spec: JobSpec, cells: tuple[Cell, ...], tenants: Guarantees, shap
         smallest = min(range(len(cells)), key=lambda at: cells[at].group.gpu_count)
         left, _ = lefts[smallest]
         yield reason(ReasonCode.NEVER_BESIDE_SHARES, group=str(cells[smallest].group), left=float(left))
+
+
+def for_good(
+    reasons: Sequence[Reason], spec: JobSpec, grid: Grid | None, tenants: Guarantees, shape: ClusterShape
+) -> tuple[Reason, ...]:
+    """Return the reasons of a job that waits, with what its submission was told where that is why it never starts.
+
+    Args:
+        grid: The job's, None where it is not known.
+    """
+    cells = () if grid is None else (*grid.cells, *grid.mixed)
+    never = tuple(_of_shares(spec, cells, tenants, shape)) if cells else ()
+    left_out = {ReasonCode.BEYOND_SHARE} if never else set()
+    return (*never, *(one for one in reasons if one.code not in left_out))
 
 
 def _left(group: GpuGroup, project: str, tenants: Guarantees, shape: ClusterShape) -> tuple[int, int]:

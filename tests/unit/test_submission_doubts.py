@@ -8,10 +8,10 @@ from typing import Any
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
-from arena.domain.reason import Reason, ReasonCode
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.tenants import ANY_TYPE, Guarantee, Guarantees
 from arena.engine.state import ClusterState
-from arena_scheduler.doubts import Known, doubts
+from arena_scheduler.doubts import Known, doubts, for_good
 from tests.builders import command_spec, job_record, node_info, scaling_grid, shape_of_nodes, train_spec
 
 NODES = [node_info("n1", gpus=4, gpu_type="a"), node_info("n2", gpus=4, gpu_type="b")]
@@ -85,3 +85,18 @@ def test_shares_of_any_type_leave_what_is_beyond_all_of_them() -> None:
     assert not warned(program, grid, tenants={"speech": share(**{ANY_TYPE: 6})})
     (told,) = warned(program, grid, tenants={"speech": share(**{ANY_TYPE: 7})})
     assert told.numbers["left"] == 1.0
+
+
+def test_a_job_that_never_starts_beside_shares_says_so_with_its_remedy_for_as_long_as_it_waits() -> None:
+    tenants = {"speech": share(a=3)}
+    grid, program = scaling_grid("a", [(2,), (4,)]), command_spec("x", count=2, preemptible=False)
+    said = (reason(ReasonCode.BEYOND_SHARE, group="a 2", within="", left=1), reason(ReasonCode.TIED, group="a 2"))
+    never, other = for_good(said, program, grid, tenants, SHAPE)
+    assert (never.code, other) == (ReasonCode.NEVER_BESIDE_SHARES, said[1])
+    assert str(never).endswith(
+        "leaves 1 such GPU: as the cluster is it never starts (with preemptible: true it may borrow)"
+    )
+    assert for_good((), program, grid, tenants, SHAPE) == (never,), "whatever else the policy says"
+    assert for_good(said, program, None, tenants, SHAPE) == said
+    assert for_good(said, program, grid, {"speech": share(a=2)}, SHAPE) == said, "others may end"
+    assert for_good(said, command_spec("x", count=2, preemptible=True), grid, tenants, SHAPE) == said
