@@ -135,6 +135,7 @@ node_ends = st.builds(
     message=texts,
     log_tail=texts,
     dirty=st.dictionaries(words, texts, max_size=2),
+    left_for=texts,
 )
 attempts = st.builds(
     AttemptRecord,
@@ -340,7 +341,7 @@ def registrations(draw: st.DrawFn) -> NodeRegistered:
     """Registrations whose ends name the node itself."""
     info = draw(node_infos)
     ends = draw(st.lists(st.tuples(words, node_ends), max_size=2))
-    held = st.builds(HeldAttempt, attempt_id=words, started=st.booleans())
+    held = st.builds(HeldAttempt, attempt_id=words, started=st.booleans(), left_for=texts)
     return NodeRegistered(
         info=info,
         held=tuple(draw(st.lists(held, max_size=2))),

@@ -20,6 +20,7 @@ from arena_agent.devices import DeviceSource, Inventory
 from arena_agent.files import StateFiles
 from arena_agent.journal import Journal
 from arena_agent.launching import LaunchRefusedError, Starter
+from arena_agent.leaving import ends_anyway, leaves_by_itself_boot_s
 from arena_agent.link import News, Session
 from arena_agent.logs import LogSender, prune
 from arena_agent.machine import (
@@ -43,10 +44,12 @@ from arena_agent.machine import (
 from arena_agent.news import Newsroom
 from arena_agent.notice import NoticeFile
 from arena_agent.procfs import ProcessIdentity, is_alive
+from arena_agent.reports import all_reports
 from arena_agent.shares import ShareKeeper
 
 _DEVICE_CHECK_S = 2.0
 _RETRY_S = 1.0
+_NOTICE_CHECK_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +99,7 @@ class Agent:
         self._cleaning: str | None = None
         self._disk_problem: str | None = None
         self._inventory = Inventory(devices=())
+        self._alone_since_boot_s: float | None = boot_s()
 
     @property
     def state(self) -> AgentState:
@@ -163,6 +167,30 @@ class Agent:
         while True:
             self._check_devices()
             await asyncio.sleep(_DEVICE_CHECK_S)
+
+    async def watch_notice(self) -> None:
+        """Have shares save and stop in time where the node goes and no scheduler asks for it."""
+        while True:
+            try:
+                self._leave_by_itself()
+            except Exception:  # noqa: BLE001 - the outermost frame of one look: the next may do better
+                _log.exception("what runs here could not be made to leave")
+            await asyncio.sleep(_NOTICE_CHECK_S)
+
+    def _leave_by_itself(self) -> None:
+        notice = self._notice.in_force()
+        if notice is None:
+            return
+        for share in self._state.live:
+            launch = self._stored_launch(share.attempt_id) if share.stop_mode is None else None
+            if launch is None or boot_s() < leaves_by_itself_boot_s(launch.spec, notice, self._alone_since_boot_s):
+                continue
+            if ends_anyway(all_reports(self._files.attempt(share.attempt_id))):
+                continue
+            _log.warning("no scheduler asks attempt %s to leave: this agent does", share.attempt_id)
+            # Nobody else waits for its devices: should the node stay longer than was said, so may the save.
+            grace_s = max(notice.gone_boot_s - boot_s(), launch.spec.grace_s)
+            self.take(StopAsked(attempt_id=share.attempt_id, mode="save", grace_s=grace_s, left_for=notice.why))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)
@@ -277,12 +305,15 @@ class Agent:
 
     def take_verdict(self, verdict: Verdict) -> None:
         """Kill what the scheduler does not want."""
+        self._alone_since_boot_s = None
         for attempt_id in verdict.kill:
             if attempt_id in self._state.shares:
                 self.take(StopAsked(attempt_id=attempt_id, mode="kill", grace_s=0.0))
 
     def session_ended(self) -> None:
         """Stop sending logs into a stream that is gone."""
+        if self._alone_since_boot_s is None:
+            self._alone_since_boot_s = boot_s()
         self._logs.cancel_all()
 
     def take_message(self, message: pb.OpenSessionResponse, session: Session) -> None:

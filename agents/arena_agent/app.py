@@ -146,7 +146,8 @@ async def _live(agent: Agent, link: Link, warm: WarmLauncher | None, strays: tup
         loop.add_signal_handler(number, told_to_end.set)
     agent.mark_strays(strays)
     agent.recover()
-    parts = [agent.clean(strays), agent.watch_devices(), link.run(), *([warm.run()] if warm else [])]
+    watches = [agent.watch_devices(), agent.watch_notice()]
+    parts = [agent.clean(strays), *watches, link.run(), *([warm.run()] if warm else [])]
     tasks = [asyncio.create_task(part) for part in parts]
     end = asyncio.create_task(told_to_end.wait())
     try:

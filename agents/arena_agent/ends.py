@@ -57,6 +57,8 @@ def node_end(evidence: EndEvidence) -> NodeEnd:
         return _failed_end(evidence, record, failed)
     if evidence.is_command or not evidence.has_rank_zero:
         return _end(evidence, EndKind.FINISHED)
+    if any(isinstance(report, Stopped) for report in evidence.reports):
+        return _end(evidence, EndKind.STOPPED)  # ranks on another node were asked, and all agreed on the step
     return _end(evidence, EndKind.FAILED, message="the ranks exited without finishing the job")
 
 

@@ -64,12 +64,17 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopSent:
-    """The attempt is asked to stop (``save``) or killed."""
+    """The attempt is asked to stop (``save``) or killed.
+
+    Args:
+        left_for: Where the agent does it by itself, what is said of the node's being taken away.
+    """
 
     kind: Literal["stop_sent"] = "stop_sent"
     attempt_id: AttemptId
     mode: Literal["save", "kill"]
     grace_s: float
+    left_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

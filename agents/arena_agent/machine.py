@@ -60,6 +60,7 @@ class HeldShare:
     Args:
         supervisor: Identity of its supervisor once it lives.
         is_started: All local ranks were up once.
+        left_for: Why this agent had it stop by itself, empty if it did not.
         end: Its verified end; devices are held until there is one.
     """
 
@@ -72,6 +73,7 @@ class HeldShare:
     is_started: bool = False
     stop_mode: StopMode | None = None
     stop_grace_s: float = 0.0
+    left_for: str = ""
     end: NodeEnd | None = None
 
     @property
@@ -136,11 +138,12 @@ class RanksUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAsked:
-    """The scheduler wants a share stopped."""
+    """The scheduler wants a share stopped; or this agent does, since the node goes (``left_for``) and nobody asks."""
 
     attempt_id: AttemptId
     mode: StopMode
     grace_s: float
+    left_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +239,9 @@ def _gone(state: AgentState, event: VerifiedGone) -> Outcome:
     share = state.shares.get(event.attempt_id)
     if share is None or not share.is_live:
         return state, ()
-    record = Ended(attempt_id=event.attempt_id, end=event.end, gone_boot_s=event.gone_boot_s)
-    return _write(state, record, TellEnded(attempt_id=event.attempt_id, end=event.end))
+    end = replace(event.end, left_for=share.left_for)
+    record = Ended(attempt_id=event.attempt_id, end=end, gone_boot_s=event.gone_boot_s)
+    return _write(state, record, TellEnded(attempt_id=event.attempt_id, end=end))
 
 
 def _acknowledged(state: AgentState, attempt_id: AttemptId) -> Outcome:
@@ -305,7 +309,7 @@ def _stop(state: AgentState, event: StopAsked) -> Outcome:
         return state, _news_of(share)
     if share.stop_mode == "kill":
         return state, ()
-    record = StopSent(attempt_id=event.attempt_id, mode=event.mode, grace_s=event.grace_s)
+    record = StopSent(attempt_id=event.attempt_id, mode=event.mode, grace_s=event.grace_s, left_for=event.left_for)
     stop = StopShare(attempt_id=event.attempt_id, mode=event.mode, grace_s=event.grace_s)
     return _write(state, record, stop)
 
@@ -337,8 +341,9 @@ def _advanced(share: HeldShare, record: Launched | Started | StopSent | Ended) -
             return _moved(replace(share, supervisor=identity), AttemptPhase.LAUNCHING)
         case Started():
             return _moved(replace(share, is_started=True), AttemptPhase.STARTED)
-        case StopSent(mode=mode, grace_s=grace_s):
-            return _moved(replace(share, stop_mode=mode, stop_grace_s=grace_s), AttemptPhase.STOPPING)
+        case StopSent(mode=mode, grace_s=grace_s, left_for=why):
+            stopping = replace(share, stop_mode=mode, stop_grace_s=grace_s, left_for=share.left_for or why)
+            return _moved(stopping, AttemptPhase.STOPPING)
         case Ended(end=end):
             return _moved(replace(share, end=end), AttemptPhase.ENDED)
 

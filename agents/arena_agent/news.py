@@ -59,7 +59,7 @@ class Newsroom:
         self._inventory = inventory
         self._notice = notice
         return (
-            tuple(HeldAttempt(attempt_id=share.attempt_id, started=share.is_started) for share in held),
+            tuple(map(_held, held)),
             tuple(EndedAttempt(attempt_id=share.attempt_id, end=share.end) for share in over if share.end),
         )
 
@@ -103,3 +103,7 @@ class Newsroom:
 
     def _tail(self, attempt_id: AttemptId) -> ReportTail:
         return self._tails.get(attempt_id) or ReportTail(self._files.attempt(attempt_id), self._boot_s)
+
+
+def _held(share: HeldShare) -> HeldAttempt:
+    return HeldAttempt(attempt_id=share.attempt_id, started=share.is_started, left_for=share.left_for)

@@ -75,10 +75,15 @@ class GridFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAttempt:
-    """An attempt whose processes live on a node that registers."""
+    """An attempt whose processes live on a node that registers.
+
+    Args:
+        left_for: Why its agent is having it save and stop without being asked, as in ``NodeEnd``.
+    """
 
     attempt_id: AttemptId
     started: bool
+    left_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,7 @@ class NodeEnd:
         message: One line for people, e.g. ``rank 2 was killed by signal 9``.
         log_tail: Last lines of the failing rank.
         dirty: Devices that must not be given away, each with the reason (a process that would not die).
+        left_for: Why its agent had it save and stop without being asked: what is said of the node's being taken away.
     """
 
     node_id: NodeId
@@ -105,6 +106,7 @@ class NodeEnd:
     message: str = ""
     log_tail: str = ""
     dirty: Mapping[DeviceId, str] = field(default_factory=dict)
+    left_for: str = ""
 
 
 @quickly_made

@@ -175,8 +175,13 @@ def ranks_by_node(allocation: Allocation, command: CommandSpec | None) -> list[t
     return ranks
 
 
-def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "kill"], cause: Reason) -> AttemptRecord:
+def stop_attempt(
+    draft: Draft, attempt: AttemptRecord, mode: Literal["save", "kill"], cause: Reason, told: str = ""
+) -> AttemptRecord:
     """Ask every node that still has processes of an attempt to end them; a kill overrides an earlier save.
+
+    Args:
+        told: How the history is to say it, if not as usual.
 
     Returns:
         The attempt as it is now.
@@ -196,7 +201,7 @@ def stop_attempt(draft: Draft, attempt: AttemptRecord, mode: Literal["save", "ki
     if first:
         draft.record(
             EntryKind.ATTEMPT_STOP_REQUESTED,
-            f"asked to {'save and stop' if mode == 'save' else 'stop at once'}: {cause}",
+            told or f"asked to {'save and stop' if mode == 'save' else 'stop at once'}: {cause}",
             job_id=attempt.job_id,
             attempt_id=attempt.attempt_id,
             mode=mode,

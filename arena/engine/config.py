@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from arena.domain.leaving import LEAVE_AHEAD_S
 from arena.domain.tenants import Guarantees
 
 
@@ -46,7 +47,7 @@ class EngineConfig:
     node_grace_s: float = 15.0
     launch_deadline_s: float = 60.0
     ready_deadline_s: float = 300.0
-    leave_ahead_s: float = 600.0
+    leave_ahead_s: float = LEAVE_AHEAD_S
     stop_margin_s: float = 10.0
     backoff_s: float = 1.0
     backoff_s_max: float = 300.0

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 
 from arena.domain.launch import NodeId
-from arena.domain.reason import Reason
+from arena.domain.leaving import last_leave_at_s, leave_at_s
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, AttemptState, EntryKind, JobRecord, JobState, NodeRecord
 from arena.domain.replacing import replace
 from arena.engine.attempts import stop_attempt
 from arena.engine.draft import Draft
-from arena.engine.node_state import attempts_on, cause_of
-
-GRACES_TO_SPARE = 2.0
-"""Graces of its job that an attempt is left before its node goes, where it is not stopped long before."""
+from arena.engine.node_state import LENDER, attempts_on, cause_of
+from arena.engine.outcome import looking_back
 
 _ENDS_ITSELF = frozenset({AttemptState.FINISHING, AttemptState.STOPPING})
 
@@ -61,21 +60,17 @@ def _span_s(node: NodeRecord) -> tuple[float, float]:
 def _leave_at_s(draft: Draft, attempt: AttemptRecord, node: NodeRecord) -> float | None:
     """Return when an attempt leaves a node that is to be empty.
 
-    Early, so that it is saved and starts elsewhere in time. One that will have ended by itself, with half of the time
-    to spare or two graces, or that may not be stopped, is left for as long as it can still be saved: the word may be
-    withdrawn. A program that keeps no checkpoints loses all it did: it is only told shortly before. What is about to
-    end anyway has until the last moment, and what is being killed cannot be made to leave sooner.
+    By the rule of ``arena.domain.leaving``, but that one that will have ended by itself, with half of the time to spare
+    or two graces, is left for as long. What is about to end anyway has until the last moment, and what is being killed
+    cannot be made to leave sooner.
     """
     job, (said_at_s, until_s) = draft.state.jobs[attempt.job_id], _span_s(node)
     if attempt.state in _ENDS_ITSELF:
         return until_s if attempt.stop_mode != "kill" else None
-    if not job.spec.keeps_checkpoints:
-        return until_s - job.spec.grace_s
-    graces_s = GRACES_TO_SPARE * job.spec.grace_s
-    half_s = until_s - min(graces_s, (until_s - said_at_s) / 2)
-    if own_end_at_s(attempt, job) <= half_s:
-        return half_s
-    return until_s - (max(draft.config.leave_ahead_s, graces_s) if job.spec.preemptible else graces_s)
+    last_s = last_leave_at_s(job.spec, said_at_s, until_s)
+    if job.spec.keeps_checkpoints and own_end_at_s(attempt, job) <= last_s:
+        return last_s
+    return leave_at_s(job.spec, until_s, ahead_s=draft.config.leave_ahead_s)
 
 
 def own_end_at_s(attempt: AttemptRecord, job: JobRecord) -> float:
@@ -97,12 +92,24 @@ def _leave(draft: Draft, attempt: AttemptRecord, node: NodeRecord) -> None:
     stop_attempt(draft, replace(attempt, leave_at_s=None if is_kill else until_s), "kill" if is_kill else "save", cause)
 
 
-def _record_preempted(draft: Draft, job: JobRecord, cause: Reason) -> None:
+def left_by_itself(draft: Draft, attempt: AttemptRecord, node_id: NodeId, why: str) -> None:
+    """Take a node's word that its agent had an attempt leave, since there was no scheduler to ask for it."""
+    if attempt.state in {AttemptState.STOPPING, AttemptState.ENDED}:
+        return  # it was asked as well
+    job = draft.state.jobs[attempt.job_id]
+    cause = reason(ReasonCode.NODE_RECLAIMED, node=str(node_id), why=why, by=LENDER, left_s=0.0)
+    told = f"stopped by its agent, with no scheduler to ask: {looking_back(cause)}"
+    if job.state in {JobState.STARTING, JobState.RUNNING}:
+        _record_preempted(draft, job, cause, told)
+    stop_attempt(draft, attempt, "save", cause, told)
+
+
+def _record_preempted(draft: Draft, job: JobRecord, cause: Reason, told: str = "") -> None:
     count = job.preemption_count + 1
     draft.put_job(replace(job, state=JobState.PREEMPTING, preemption_count=count, reasons=(cause,)))
     draft.record(
         EntryKind.JOB_PREEMPTED,
-        str(cause),
+        told or str(cause),
         job_id=job.job_id,
         attempt_id=job.attempt_id,
         preemption_count=count,

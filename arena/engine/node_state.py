@@ -12,6 +12,9 @@ from arena.engine.draft import Draft
 CLEANING_PREFIX = "cleaning"
 """An agent whose problem text begins so is removing leftovers of an earlier life."""
 
+LENDER = "its lender"
+"""Who is named as the one who drains a node that is taken back."""
+
 OUT_OF_SIGHT = "its node does not list it any more"
 """Why a device is dirty that its node stopped listing while a job had it or waited for it."""
 

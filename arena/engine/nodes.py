@@ -27,13 +27,10 @@ from arena.domain.records import (
 from arena.domain.replacing import replace
 from arena.engine.attempts import launch_command, mark_ended, mark_started, stop_command, try_launch
 from arena.engine.draft import Draft
-from arena.engine.leaving import set_out
-from arena.engine.node_state import OUT_OF_SIGHT, attempts_on, cause_of, settle_node
+from arena.engine.leaving import left_by_itself, set_out
+from arena.engine.node_state import LENDER, OUT_OF_SIGHT, attempts_on, cause_of, settle_node
 from arena.engine.outcome import drop_target
 from arena.engine.state import shape_of
-
-LENDER = "its lender"
-"""Who is named as the one who drains a node that is taken back."""
 
 
 def register(draft: Draft, event: NodeRegistered) -> None:
@@ -43,11 +40,11 @@ def register(draft: Draft, event: NodeRegistered) -> None:
     """
     node_id = event.info.node_id
     known = draft.state.nodes.get(node_id)
-    held = {item.attempt_id: item.started for item in event.held}
+    started = {item.attempt_id: item.started for item in event.held}
     ended = {item.attempt_id for item in event.ended}
     expected = _live_attempts_on(draft, known) if known is not None else ()
-    kill = tuple(sorted(name for name in held if name not in expected))
-    keep = tuple(sorted(name for name in held if name not in kill))
+    kill = tuple(sorted(name for name in started if name not in expected))
+    keep = tuple(sorted(name for name in started if name not in kill))
     draft.command(AnswerRegistration(node_id=node_id, keep=keep, kill=kill))
     if known is not None and known.notice is not None and event.notice is None and not expected:
         known = replace(known, notice=None)  # nothing ends there that it would explain
@@ -56,8 +53,11 @@ def register(draft: Draft, event: NodeRegistered) -> None:
         end_on_node(draft, AttemptEnded(node_id=node_id, attempt_id=item.attempt_id, end=item.end))
     for name in expected:
         if name not in ended:
-            _reconcile_attempt(draft, name, node_id, started=held.get(name))
+            _reconcile_attempt(draft, name, node_id, started=started.get(name))
     _repeat_stops(draft, keep, node_id)
+    for held in event.held:
+        if held.attempt_id in keep:
+            _note_left(draft, held.attempt_id, node_id, held.left_for)
     # After the ends: what they mean depends on what was known of the node's going.
     _put_notice(draft, draft.state.nodes[node_id], event.notice)
 
@@ -126,6 +126,8 @@ def _repeat_stops(draft: Draft, names: tuple[AttemptId, ...], node_id: NodeId) -
 
 def end_on_node(draft: Draft, event: AttemptEnded) -> None:
     """Take the end of an attempt on a node: acknowledge it, always, and apply it if it is news."""
+    if event.end.kind is not EndKind.FINISHED:
+        _note_left(draft, event.attempt_id, event.node_id, event.end.left_for)
     draft.command(AcknowledgeEnd(node_id=event.node_id, attempt_id=event.attempt_id))
     mark_ended(draft, event.attempt_id, event.end)
     node = draft.state.nodes.get(event.node_id)
@@ -134,6 +136,12 @@ def end_on_node(draft: Draft, event: AttemptEnded) -> None:
         draft.put_node(replace(node, condemned=rest))
         settle_node(draft, event.node_id)
     retry_targets(draft, event.node_id)
+
+
+def _note_left(draft: Draft, name: AttemptId, node_id: NodeId, why: str) -> None:
+    attempt = draft.state.attempts.get(name)
+    if attempt is not None and why:
+        left_by_itself(draft, attempt, node_id, why)
 
 
 def disconnect(draft: Draft, event: NodeDisconnected) -> None:

@@ -97,10 +97,10 @@ def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:
     elif job.target is not None:
         draft.put_job(replace(job, state=JobState.RECONFIGURING))
     else:
-        draft.put_job(replace(job, state=JobState.QUEUED, reasons=tuple(map(_looking_back, _causes(attempt)))))
+        draft.put_job(replace(job, state=JobState.QUEUED, reasons=tuple(map(looking_back, _causes(attempt)))))
 
 
-def _looking_back(cause: Reason) -> Reason:
+def looking_back(cause: Reason) -> Reason:
     """Return why a job was stopped as it is told while it waits: how long its node had then says nothing any more."""
     return reason(ReasonCode.NODE_LEFT, **cause.names) if cause.code in NODE_GOES else cause
 
@@ -125,7 +125,7 @@ def _after_reclaim(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None
     node_ids = [name for name in attempt.allocation.node_ids if draft.state.nodes[name].empty_at_s is not None]
     causes = _causes(attempt) or tuple(cause_of(draft.state.nodes[name], draft.now_s) for name in node_ids[:1])
     state = JobState.HELD if job.wish is Wish.HOLD else JobState.QUEUED
-    draft.put_job(replace(job, state=state, target=None, reasons=tuple(map(_looking_back, causes))))
+    draft.put_job(replace(job, state=state, target=None, reasons=tuple(map(looking_back, causes))))
 
 
 def _causes(attempt: AttemptRecord) -> tuple[Reason, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,7 @@ ASKED = LaunchAsked(launch=LAUNCH)
 UP = SupervisorUp(attempt_id=NAME, supervisor=ProcessIdentity(pid=7, start_ticks=9))
 RANKS = RanksUp(attempt_id=NAME)
 SAVE = StopAsked(attempt_id=NAME, mode="save", grace_s=3.0)
+LEAVE = StopAsked(attempt_id=NAME, mode="save", grace_s=9.0, left_for="the market")
 KILL = StopAsked(attempt_id=NAME, mode="kill", grace_s=0.0)
 GONE = VerifiedGone(attempt_id=NAME, end=END, gone_boot_s=1.0)
 ACK = EndAcknowledged(attempt_id=NAME)
@@ -73,6 +75,7 @@ def kinds(effects: Iterable[Effect]) -> list[type]:
         ((ASKED, UP, RANKS, SAVE, GONE), [Ended, TellEnded]),
         ((ASKED, GONE), [Ended, TellEnded]),
         ((ASKED, UP, GONE, ACK), [Acked]),
+        ((ASKED, UP, RANKS, LEAVE, SAVE), [StopSent, StopShare]),
         # said twice, late or out of turn
         ((ASKED, ASKED), []),
         ((ASKED, UP, RANKS, ASKED), [TellStarted]),
@@ -145,3 +148,11 @@ def test_every_phase_leads_to_the_end():
     for phase in AttemptPhase:
         assert phase is AttemptPhase.ENDED or AttemptPhase.ENDED in PHASE_TRANSITIONS[phase]
     assert PHASE_TRANSITIONS[AttemptPhase.ENDED] == frozenset()
+
+
+@pytest.mark.parametrize("then", [(), (SAVE,), (KILL,)])
+def test_an_end_tells_that_its_agent_had_it_leave_whoever_asked_after_it(then: tuple[AgentEvent, ...]) -> None:
+    state, effects = after(ASKED, UP, RANKS, LEAVE, *then, GONE)
+    end = replace(END, left_for="the market")
+    assert effects[-1] == TellEnded(attempt_id=NAME, end=end)
+    assert state.shares[NAME].end == end

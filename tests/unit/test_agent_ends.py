@@ -28,6 +28,7 @@ def end(record: dict[str, Any] | None, *reports: Any, **evidence: Any) -> Any:
         (None, [FINISHED], {}, EndKind.FINISHED),
         ({"exit_codes": {0: -9}, "stop_mode": "kill"}, [FINISHED], {}, EndKind.FINISHED),
         ({"exit_codes": {0: 0}}, [], {}, EndKind.FAILED),
+        ({"exit_codes": {0: 0}}, [STOPPED], {}, EndKind.STOPPED),  # another node's ranks were asked
         ({"exit_codes": {2: 0}}, [], {"has_rank_zero": False}, EndKind.FINISHED),
         ({"exit_codes": {0: 0}}, [], {"is_command": True}, EndKind.FINISHED),
         ({"exit_codes": {0: 3}}, [], {"is_command": True}, EndKind.FAILED),

@@ -202,6 +202,7 @@ def node_end_to_proto(end: NodeEnd) -> pb.NodeEnd:
         message=end.message,
         log_tail=end.log_tail,
         dirty={str(device_id): why for device_id, why in end.dirty.items()},
+        left_for=end.left_for,
     )
 
 
@@ -215,6 +216,7 @@ def node_end_from_proto(message: pb.NodeEnd) -> NodeEnd:
         message=message.message,
         log_tail=message.log_tail,
         dirty={DeviceId(device_id): why for device_id, why in message.dirty.items()},
+        left_for=message.left_for,
     )
 
 

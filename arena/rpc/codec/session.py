@@ -72,7 +72,7 @@ def register_to_proto(registered: NodeRegistered, *, agent_now_s: float) -> pb.R
             visible_places=info.visible_places,
             problem=info.problem,
             agent_now_s=agent_now_s,
-            held=[pb.HeldAttempt(attempt_id=held.attempt_id, started=held.started) for held in registered.held],
+            held=[_held_to_proto(held) for held in registered.held],
             ended=[attempt_ended_to_proto(ended.attempt_id, ended.end) for ended in registered.ended],
             notice=_notice_to_proto(registered.notice),
         )
@@ -106,7 +106,7 @@ def register_from_proto(message: pb.Register, *, now_s: float) -> NodeRegistered
     )
     return NodeRegistered(
         info=info,
-        held=tuple(HeldAttempt(attempt_id=AttemptId(item.attempt_id), started=item.started) for item in message.held),
+        held=tuple(_held_from_proto(item) for item in message.held),
         ended=tuple(_ended_from_proto(item, info.node_id) for item in message.ended),
         notice=sub(message.notice, message.HasField("notice"), _notice_from_proto),
     )
@@ -295,6 +295,14 @@ def notice_changed_from_proto(message: pb.NoticeChanged, node_id: NodeId) -> Nod
     """
     notice = sub(message.notice, message.HasField("notice"), _notice_from_proto)
     return NodeNoticeChanged(node_id=node_id, notice=notice)
+
+
+def _held_to_proto(held: HeldAttempt) -> pb.HeldAttempt:
+    return pb.HeldAttempt(attempt_id=held.attempt_id, started=held.started, left_for=held.left_for)
+
+
+def _held_from_proto(message: pb.HeldAttempt) -> HeldAttempt:
+    return HeldAttempt(attempt_id=AttemptId(message.attempt_id), started=message.started, left_for=message.left_for)
 
 
 def _notice_to_proto(notice: ReclaimNotice | None) -> pb.ReclaimNotice | None:

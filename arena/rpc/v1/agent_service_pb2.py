@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from arena.rpc.v1 import common_pb2 as arena_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n arena/rpc/v1/agent_service.proto\x12\x0c\x61rena.rpc.v1\x1a\x19\x61rena/rpc/v1/common.proto\"\xe2\x03\n\x12OpenSessionRequest\x12*\n\x08register\x18\x01 \x01(\x0b\x32\x16.arena.rpc.v1.RegisterH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.arena.rpc.v1.HeartbeatH\x00\x12\x37\n\x0f\x61ttempt_started\x18\x03 \x01(\x0b\x32\x1c.arena.rpc.v1.AttemptStartedH\x00\x12\x33\n\rworker_report\x18\x04 \x01(\x0b\x32\x1a.arena.rpc.v1.WorkerReportH\x00\x12\x33\n\rattempt_ended\x18\x05 \x01(\x0b\x32\x1a.arena.rpc.v1.AttemptEndedH\x00\x12\x37\n\x0f\x64\x65vices_changed\x18\x06 \x01(\x0b\x32\x1c.arena.rpc.v1.DevicesChangedH\x00\x12+\n\tlog_chunk\x18\x07 \x01(\x0b\x32\x16.arena.rpc.v1.LogChunkH\x00\x12\'\n\x07log_end\x18\x08 \x01(\x0b\x32\x14.arena.rpc.v1.LogEndH\x00\x12\x35\n\x0enotice_changed\x18\t \x01(\x0b\x32\x1b.arena.rpc.v1.NoticeChangedH\x00\x42\t\n\x07message\"\xf1\x02\n\x13OpenSessionResponse\x12(\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.arena.rpc.v1.VerdictH\x00\x12&\n\x06launch\x18\x02 \x01(\x0b\x32\x14.arena.rpc.v1.LaunchH\x00\x12\x31\n\x0cstop_attempt\x18\x03 \x01(\x0b\x32\x19.arena.rpc.v1.StopAttemptH\x00\x12\x37\n\x0f\x61\x63knowledge_end\x18\x04 \x01(\x0b\x32\x1c.arena.rpc.v1.AcknowledgeEndH\x00\x12)\n\x08read_log\x18\x05 \x01(\x0b\x32\x15.arena.rpc.v1.ReadLogH\x00\x12/\n\x0b\x63\x61ncel_read\x18\x06 \x01(\x0b\x32\x18.arena.rpc.v1.CancelReadH\x00\x12\x35\n\x0e\x64ismiss_notice\x18\x07 \x01(\x0b\x32\x1b.arena.rpc.v1.DismissNoticeH\x00\x42\t\n\x07message\"\x8b\x05\n\x08Register\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08gpu_type\x18\x04 \x01(\t\x12%\n\x07\x64\x65vices\x18\x05 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x10\n\x08port_low\x18\x07 \x01(\r\x12\x11\n\tport_high\x18\x08 \x01(\r\x12\x0c\n\x04zone\x18\t \x01(\t\x12\x0e\n\x06region\x18\n \x01(\t\x12\x32\n\x06labels\x18\x0b \x03(\x0b\x32\".arena.rpc.v1.Register.LabelsEntry\x12\x14\n\x0cmemory_bytes\x18\x0c \x01(\x04\x12\x41\n\x0evisible_places\x18\r \x03(\x0b\x32).arena.rpc.v1.Register.VisiblePlacesEntry\x12\x14\n\x07problem\x18\x0e \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0b\x61gent_now_s\x18\x0f \x01(\x01\x12\'\n\x04held\x18\x10 \x03(\x0b\x32\x19.arena.rpc.v1.HeldAttempt\x12)\n\x05\x65nded\x18\x11 \x03(\x0b\x32\x1a.arena.rpc.v1.AttemptEnded\x12+\n\x06notice\x18\x12 \x01(\x0b\x32\x1b.arena.rpc.v1.ReclaimNotice\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12VisiblePlacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_problem\"A\n\rReclaimNotice\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x11\n\tnotice_id\x18\x03 \x01(\t\"\"\n\rDismissNotice\x12\x11\n\tnotice_id\x18\x01 \x01(\t\"<\n\rNoticeChanged\x12+\n\x06notice\x18\x01 \x01(\x0b\x32\x1b.arena.rpc.v1.ReclaimNotice\"2\n\x0bHeldAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0f\n\x07started\x18\x02 \x01(\x08\"\x1d\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"$\n\x0e\x41ttemptStarted\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"7\n\x0cWorkerReport\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x13\n\x0breport_json\x18\x02 \x01(\t\"F\n\x0c\x41ttemptEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\"\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x15.arena.rpc.v1.NodeEnd\"Y\n\x0e\x44\x65vicesChanged\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x14\n\x07problem\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_problem\"x\n\x08LogChunk\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x15\n\rdropped_bytes\x18\x06 \x01(\x04\"7\n\x06LogEnd\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\x05\x65rror\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"q\n\x07Verdict\x12\x18\n\x10keep_attempt_ids\x18\x01 \x03(\t\x12\x18\n\x10kill_attempt_ids\x18\x02 \x03(\t\x12\x1c\n\x14heartbeat_interval_s\x18\x03 \x01(\x01\x12\x14\n\x0cnode_grace_s\x18\x04 \x01(\x01\"\xcb\x03\n\x06Launch\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12#\n\x04spec\x18\x04 \x01(\x0b\x32\x15.arena.rpc.v1.JobSpec\x12(\n\x04plan\x18\x05 \x01(\x0b\x32\x1a.arena.rpc.v1.ParallelPlan\x12\x12\n\nnode_ranks\x18\x06 \x03(\r\x12\x12\n\nnode_index\x18\x07 \x01(\r\x12\x12\n\nnode_count\x18\x08 \x01(\r\x12\x12\n\nworld_size\x18\t \x01(\r\x12\x12\n\ndevice_ids\x18\n \x03(\t\x12\x10\n\x08gpu_type\x18\x0b \x01(\t\x12\x13\n\x0bmaster_addr\x18\x0c \x01(\t\x12\x13\n\x0bmaster_port\x18\r \x01(\r\x12\x16\n\x0e\x63heckpoint_dir\x18\x0e \x01(\t\x12\x12\n\noutput_dir\x18\x0f \x01(\t\x12\x33\n\ntransition\x18\x10 \x01(\x0e\x32\x1f.arena.rpc.v1.AttemptTransition\x12\x18\n\x0btime_left_s\x18\x11 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0c\x64urable_step\x18\x12 \x01(\x04\x42\x0e\n\x0c_time_left_s\"X\n\x0bStopAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.arena.rpc.v1.StopMode\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"$\n\x0e\x41\x63knowledgeEnd\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\x88\x02\n\x07ReadLog\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x17\n\ntail_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12J\n\x14offset_bytes_by_rank\x18\x06 \x03(\x0b\x32,.arena.rpc.v1.ReadLog.OffsetBytesByRankEntry\x1a\x38\n\x16OffsetBytesByRankEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x07\n\x05_rankB\r\n\x0b_tail_bytes\"\x1d\n\nCancelRead\x12\x0f\n\x07read_id\x18\x01 \x01(\t*M\n\x08StopMode\x12\x19\n\x15STOP_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTOP_MODE_SAVE\x10\x01\x12\x12\n\x0eSTOP_MODE_KILL\x10\x02\x32\x66\n\x0c\x41gentService\x12V\n\x0bOpenSession\x12 .arena.rpc.v1.OpenSessionRequest\x1a!.arena.rpc.v1.OpenSessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n arena/rpc/v1/agent_service.proto\x12\x0c\x61rena.rpc.v1\x1a\x19\x61rena/rpc/v1/common.proto\"\xe2\x03\n\x12OpenSessionRequest\x12*\n\x08register\x18\x01 \x01(\x0b\x32\x16.arena.rpc.v1.RegisterH\x00\x12,\n\theartbeat\x18\x02 \x01(\x0b\x32\x17.arena.rpc.v1.HeartbeatH\x00\x12\x37\n\x0f\x61ttempt_started\x18\x03 \x01(\x0b\x32\x1c.arena.rpc.v1.AttemptStartedH\x00\x12\x33\n\rworker_report\x18\x04 \x01(\x0b\x32\x1a.arena.rpc.v1.WorkerReportH\x00\x12\x33\n\rattempt_ended\x18\x05 \x01(\x0b\x32\x1a.arena.rpc.v1.AttemptEndedH\x00\x12\x37\n\x0f\x64\x65vices_changed\x18\x06 \x01(\x0b\x32\x1c.arena.rpc.v1.DevicesChangedH\x00\x12+\n\tlog_chunk\x18\x07 \x01(\x0b\x32\x16.arena.rpc.v1.LogChunkH\x00\x12\'\n\x07log_end\x18\x08 \x01(\x0b\x32\x14.arena.rpc.v1.LogEndH\x00\x12\x35\n\x0enotice_changed\x18\t \x01(\x0b\x32\x1b.arena.rpc.v1.NoticeChangedH\x00\x42\t\n\x07message\"\xf1\x02\n\x13OpenSessionResponse\x12(\n\x07verdict\x18\x01 \x01(\x0b\x32\x15.arena.rpc.v1.VerdictH\x00\x12&\n\x06launch\x18\x02 \x01(\x0b\x32\x14.arena.rpc.v1.LaunchH\x00\x12\x31\n\x0cstop_attempt\x18\x03 \x01(\x0b\x32\x19.arena.rpc.v1.StopAttemptH\x00\x12\x37\n\x0f\x61\x63knowledge_end\x18\x04 \x01(\x0b\x32\x1c.arena.rpc.v1.AcknowledgeEndH\x00\x12)\n\x08read_log\x18\x05 \x01(\x0b\x32\x15.arena.rpc.v1.ReadLogH\x00\x12/\n\x0b\x63\x61ncel_read\x18\x06 \x01(\x0b\x32\x18.arena.rpc.v1.CancelReadH\x00\x12\x35\n\x0e\x64ismiss_notice\x18\x07 \x01(\x0b\x32\x1b.arena.rpc.v1.DismissNoticeH\x00\x42\t\n\x07message\"\x8b\x05\n\x08Register\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x13.arena.rpc.v1.Hello\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x10\n\x08gpu_type\x18\x04 \x01(\t\x12%\n\x07\x64\x65vices\x18\x05 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x10\n\x08port_low\x18\x07 \x01(\r\x12\x11\n\tport_high\x18\x08 \x01(\r\x12\x0c\n\x04zone\x18\t \x01(\t\x12\x0e\n\x06region\x18\n \x01(\t\x12\x32\n\x06labels\x18\x0b \x03(\x0b\x32\".arena.rpc.v1.Register.LabelsEntry\x12\x14\n\x0cmemory_bytes\x18\x0c \x01(\x04\x12\x41\n\x0evisible_places\x18\r \x03(\x0b\x32).arena.rpc.v1.Register.VisiblePlacesEntry\x12\x14\n\x07problem\x18\x0e \x01(\tH\x00\x88\x01\x01\x12\x13\n\x0b\x61gent_now_s\x18\x0f \x01(\x01\x12\'\n\x04held\x18\x10 \x03(\x0b\x32\x19.arena.rpc.v1.HeldAttempt\x12)\n\x05\x65nded\x18\x11 \x03(\x0b\x32\x1a.arena.rpc.v1.AttemptEnded\x12+\n\x06notice\x18\x12 \x01(\x0b\x32\x1b.arena.rpc.v1.ReclaimNotice\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12VisiblePlacesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\n\n\x08_problem\"A\n\rReclaimNotice\x12\x10\n\x08within_s\x18\x01 \x01(\x01\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x11\n\tnotice_id\x18\x03 \x01(\t\"\"\n\rDismissNotice\x12\x11\n\tnotice_id\x18\x01 \x01(\t\"<\n\rNoticeChanged\x12+\n\x06notice\x18\x01 \x01(\x0b\x32\x1b.arena.rpc.v1.ReclaimNotice\"D\n\x0bHeldAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0f\n\x07started\x18\x02 \x01(\x08\x12\x10\n\x08left_for\x18\x03 \x01(\t\"\x1d\n\tHeartbeat\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"$\n\x0e\x41ttemptStarted\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"7\n\x0cWorkerReport\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x13\n\x0breport_json\x18\x02 \x01(\t\"F\n\x0c\x41ttemptEnded\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\"\n\x03\x65nd\x18\x02 \x01(\x0b\x32\x15.arena.rpc.v1.NodeEnd\"Y\n\x0e\x44\x65vicesChanged\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.arena.rpc.v1.Device\x12\x14\n\x07problem\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\n\n\x08_problem\"x\n\x08LogChunk\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x15\n\rdropped_bytes\x18\x06 \x01(\x04\"7\n\x06LogEnd\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\x05\x65rror\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x08\n\x06_error\"q\n\x07Verdict\x12\x18\n\x10keep_attempt_ids\x18\x01 \x03(\t\x12\x18\n\x10kill_attempt_ids\x18\x02 \x03(\t\x12\x1c\n\x14heartbeat_interval_s\x18\x03 \x01(\x01\x12\x14\n\x0cnode_grace_s\x18\x04 \x01(\x01\"\xcb\x03\n\x06Launch\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\r\x12#\n\x04spec\x18\x04 \x01(\x0b\x32\x15.arena.rpc.v1.JobSpec\x12(\n\x04plan\x18\x05 \x01(\x0b\x32\x1a.arena.rpc.v1.ParallelPlan\x12\x12\n\nnode_ranks\x18\x06 \x03(\r\x12\x12\n\nnode_index\x18\x07 \x01(\r\x12\x12\n\nnode_count\x18\x08 \x01(\r\x12\x12\n\nworld_size\x18\t \x01(\r\x12\x12\n\ndevice_ids\x18\n \x03(\t\x12\x10\n\x08gpu_type\x18\x0b \x01(\t\x12\x13\n\x0bmaster_addr\x18\x0c \x01(\t\x12\x13\n\x0bmaster_port\x18\r \x01(\r\x12\x16\n\x0e\x63heckpoint_dir\x18\x0e \x01(\t\x12\x12\n\noutput_dir\x18\x0f \x01(\t\x12\x33\n\ntransition\x18\x10 \x01(\x0e\x32\x1f.arena.rpc.v1.AttemptTransition\x12\x18\n\x0btime_left_s\x18\x11 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0c\x64urable_step\x18\x12 \x01(\x04\x42\x0e\n\x0c_time_left_s\"X\n\x0bStopAttempt\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12$\n\x04mode\x18\x02 \x01(\x0e\x32\x16.arena.rpc.v1.StopMode\x12\x0f\n\x07grace_s\x18\x03 \x01(\x01\"$\n\x0e\x41\x63knowledgeEnd\x12\x12\n\nattempt_id\x18\x01 \x01(\t\"\x88\x02\n\x07ReadLog\x12\x0f\n\x07read_id\x18\x01 \x01(\t\x12\x12\n\nattempt_id\x18\x02 \x01(\t\x12\x11\n\x04rank\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x04 \x01(\x08\x12\x17\n\ntail_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12J\n\x14offset_bytes_by_rank\x18\x06 \x03(\x0b\x32,.arena.rpc.v1.ReadLog.OffsetBytesByRankEntry\x1a\x38\n\x16OffsetBytesByRankEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x07\n\x05_rankB\r\n\x0b_tail_bytes\"\x1d\n\nCancelRead\x12\x0f\n\x07read_id\x18\x01 \x01(\t*M\n\x08StopMode\x12\x19\n\x15STOP_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eSTOP_MODE_SAVE\x10\x01\x12\x12\n\x0eSTOP_MODE_KILL\x10\x02\x32\x66\n\x0c\x41gentService\x12V\n\x0bOpenSession\x12 .arena.rpc.v1.OpenSessionRequest\x1a!.arena.rpc.v1.OpenSessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,8 +38,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTER_VISIBLEPLACESENTRY']._serialized_options = b'8\001'
   _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._loaded_options = None
   _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._serialized_options = b'8\001'
-  _globals['_STOPMODE']._serialized_start=3276
-  _globals['_STOPMODE']._serialized_end=3353
+  _globals['_STOPMODE']._serialized_start=3294
+  _globals['_STOPMODE']._serialized_end=3371
   _globals['_OPENSESSIONREQUEST']._serialized_start=78
   _globals['_OPENSESSIONREQUEST']._serialized_end=560
   _globals['_OPENSESSIONRESPONSE']._serialized_start=563
@@ -57,35 +57,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NOTICECHANGED']._serialized_start=1691
   _globals['_NOTICECHANGED']._serialized_end=1751
   _globals['_HELDATTEMPT']._serialized_start=1753
-  _globals['_HELDATTEMPT']._serialized_end=1803
-  _globals['_HEARTBEAT']._serialized_start=1805
-  _globals['_HEARTBEAT']._serialized_end=1834
-  _globals['_ATTEMPTSTARTED']._serialized_start=1836
-  _globals['_ATTEMPTSTARTED']._serialized_end=1872
-  _globals['_WORKERREPORT']._serialized_start=1874
-  _globals['_WORKERREPORT']._serialized_end=1929
-  _globals['_ATTEMPTENDED']._serialized_start=1931
-  _globals['_ATTEMPTENDED']._serialized_end=2001
-  _globals['_DEVICESCHANGED']._serialized_start=2003
-  _globals['_DEVICESCHANGED']._serialized_end=2092
-  _globals['_LOGCHUNK']._serialized_start=2094
-  _globals['_LOGCHUNK']._serialized_end=2214
-  _globals['_LOGEND']._serialized_start=2216
-  _globals['_LOGEND']._serialized_end=2271
-  _globals['_VERDICT']._serialized_start=2273
-  _globals['_VERDICT']._serialized_end=2386
-  _globals['_LAUNCH']._serialized_start=2389
-  _globals['_LAUNCH']._serialized_end=2848
-  _globals['_STOPATTEMPT']._serialized_start=2850
-  _globals['_STOPATTEMPT']._serialized_end=2938
-  _globals['_ACKNOWLEDGEEND']._serialized_start=2940
-  _globals['_ACKNOWLEDGEEND']._serialized_end=2976
-  _globals['_READLOG']._serialized_start=2979
-  _globals['_READLOG']._serialized_end=3243
-  _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._serialized_start=3163
-  _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._serialized_end=3219
-  _globals['_CANCELREAD']._serialized_start=3245
-  _globals['_CANCELREAD']._serialized_end=3274
-  _globals['_AGENTSERVICE']._serialized_start=3355
-  _globals['_AGENTSERVICE']._serialized_end=3457
+  _globals['_HELDATTEMPT']._serialized_end=1821
+  _globals['_HEARTBEAT']._serialized_start=1823
+  _globals['_HEARTBEAT']._serialized_end=1852
+  _globals['_ATTEMPTSTARTED']._serialized_start=1854
+  _globals['_ATTEMPTSTARTED']._serialized_end=1890
+  _globals['_WORKERREPORT']._serialized_start=1892
+  _globals['_WORKERREPORT']._serialized_end=1947
+  _globals['_ATTEMPTENDED']._serialized_start=1949
+  _globals['_ATTEMPTENDED']._serialized_end=2019
+  _globals['_DEVICESCHANGED']._serialized_start=2021
+  _globals['_DEVICESCHANGED']._serialized_end=2110
+  _globals['_LOGCHUNK']._serialized_start=2112
+  _globals['_LOGCHUNK']._serialized_end=2232
+  _globals['_LOGEND']._serialized_start=2234
+  _globals['_LOGEND']._serialized_end=2289
+  _globals['_VERDICT']._serialized_start=2291
+  _globals['_VERDICT']._serialized_end=2404
+  _globals['_LAUNCH']._serialized_start=2407
+  _globals['_LAUNCH']._serialized_end=2866
+  _globals['_STOPATTEMPT']._serialized_start=2868
+  _globals['_STOPATTEMPT']._serialized_end=2956
+  _globals['_ACKNOWLEDGEEND']._serialized_start=2958
+  _globals['_ACKNOWLEDGEEND']._serialized_end=2994
+  _globals['_READLOG']._serialized_start=2997
+  _globals['_READLOG']._serialized_end=3261
+  _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._serialized_start=3181
+  _globals['_READLOG_OFFSETBYTESBYRANKENTRY']._serialized_end=3237
+  _globals['_CANCELREAD']._serialized_start=3263
+  _globals['_CANCELREAD']._serialized_end=3292
+  _globals['_AGENTSERVICE']._serialized_start=3373
+  _globals['_AGENTSERVICE']._serialized_end=3475
 # @@protoc_insertion_point(module_scope)

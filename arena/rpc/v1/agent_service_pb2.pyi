@@ -339,17 +339,21 @@ class HeldAttempt(_message.Message):
 
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     STARTED_FIELD_NUMBER: _builtins.int
+    LEFT_FOR_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     started: _builtins.bool
+    left_for: _builtins.str
+    """As in NodeEnd: its agent is having it save and stop without being asked."""
     def __init__(
         self,
         *,
         attempt_id: _builtins.str = ...,
         started: _builtins.bool = ...,
+        left_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "left_for", b"left_for", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1928,11 +1928,14 @@ class NodeEnd(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     LOG_TAIL_FIELD_NUMBER: _builtins.int
     DIRTY_FIELD_NUMBER: _builtins.int
+    LEFT_FOR_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     kind: Global___EndKind.ValueType
     error_code: _builtins.str
     message: _builtins.str
     log_tail: _builtins.str
+    left_for: _builtins.str
+    """Why its agent had it save and stop without being asked: what is said of the node's being taken away."""
     @_builtins.property
     def exit_codes(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1947,10 +1950,11 @@ class NodeEnd(_message.Message):
         message: _builtins.str = ...,
         log_tail: _builtins.str = ...,
         dirty: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        left_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dirty", b"dirty", "error_code", b"error_code", "exit_codes", b"exit_codes", "kind", b"kind", "log_tail", b"log_tail", "message", b"message", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dirty", b"dirty", "error_code", b"error_code", "exit_codes", b"exit_codes", "kind", b"kind", "left_for", b"left_for", "log_tail", b"log_tail", "message", b"message", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
