@@ -24,7 +24,62 @@ _SHARED_OPTIONS = (
     click.option("--json", "json", is_flag=True, help="Write JSON (form: arena/cli/README.md)."),
     click.option("-v", "--verbose", is_flag=True, help="Show the traceback of an error."),
 )
-_SHARED_NAMES = ("scheduler", "token", "token_file", "ca", "json", "verbose")
+_REACHING = ("scheduler", "token", "token_file", "ca")
+_SHARED_NAMES = (*_REACHING, "json", "verbose")
+
+
+def _write_sections(
+    command: click.Command, context: click.Context, formatter: click.HelpFormatter, *, asks_scheduler: bool
+) -> None:
+    """Write the options of a command: first its own, then (of a group) its commands, last what all commands take."""
+    own, reaching, common = list[tuple[str, str]](), list[tuple[str, str]](), list[tuple[str, str]]()
+    for param in command.get_params(context):
+        record = param.get_help_record(context) if isinstance(param, click.Option) else None
+        if record is not None:
+            is_common = param.name in _SHARED_NAMES or "--help" in param.opts
+            (reaching if param.name in _REACHING else common if is_common else own).append(record)
+    if own:
+        with formatter.section("Options"):
+            formatter.write_dl(own)
+    if isinstance(command, click.Group):
+        command.format_commands(context, formatter)
+    if asks_scheduler:
+        with formatter.section("Scheduler"):
+            formatter.write_dl(reaching)
+    with formatter.section("Of every command"):
+        formatter.write_dl(common)
+
+
+class SectionedCommand(click.Command):
+    """A command whose help begins with what it is about."""
+
+    asks_scheduler = True
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections of its options."""
+        _write_sections(self, ctx, formatter, asks_scheduler=self.asks_scheduler)
+
+
+class LocalCommand(SectionedCommand):
+    """A command that asks no scheduler: the options that reach one are taken, and not shown."""
+
+    asks_scheduler = False
+
+
+class SectionedGroup(click.Group):
+    """A group whose help begins with what its commands are about, before what all commands take."""
+
+    asks_scheduler = True
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write its commands and the sections of its options."""
+        _write_sections(self, ctx, formatter, asks_scheduler=self.asks_scheduler)
+
+
+class LocalGroup(SectionedGroup):
+    """A group of commands that ask no scheduler."""
+
+    asks_scheduler = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +108,13 @@ def flags_of(options: dict[str, Any]) -> Flags:
     return Flags(**{name: options.pop(name) for name in _SHARED_NAMES})
 
 
-def command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a click command whose function gets an ``App`` first; its return value is the exit code (None: 0)."""
+def command(*, asks_scheduler: bool = True, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a click command whose function gets an ``App`` first; its return value is the exit code (None: 0).
+
+    Args:
+        asks_scheduler: Whether its help shows how to reach one.
+    """
+    kind = SectionedCommand if asks_scheduler else LocalCommand
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         @click.pass_context
@@ -64,7 +124,7 @@ def command(**attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
             flags = flags_of(options).over(outer)
             return function(App(flags=flags, out=Output(json_mode=flags.json)), **options)
 
-        made: click.Command = click.command(**attributes)(shared_options(run))
+        made: click.Command = click.command(cls=kind, **attributes)(shared_options(run))
         return made
 
     return decorate

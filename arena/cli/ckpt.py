@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli import words
-from arena.cli.app import App, command, flags_of, shared_options
+from arena.cli.app import App, SectionedGroup, command, flags_of, shared_options
 from arena.cli.find import find_job
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
@@ -30,7 +30,7 @@ _NAMED_MAX = 8
 """Directories that are named where checkpoints were not looked for."""
 
 
-@click.group(short_help="List, verify, prune and export checkpoints.")
+@click.group(cls=SectionedGroup, short_help="List, verify, prune and export checkpoints.")
 @shared_options
 @click.pass_context
 def ckpt(context: click.Context, /, **options: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from arena.cli.app import flags_of, shared_options
+from arena.cli.app import SectionedGroup, flags_of, shared_options
 from arena.cli.output import ReaderGoneError, print_error
 from arena.errors import ArenaError, InternalError, UnavailableError
 
@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SectionedGroup):
     """A group that imports a command's module only when the command runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -75,7 +75,7 @@ class _Asked:
         return Work.of(self.train)
 
 
-@command(short_help="What a job would do on each group of a cluster.")
+@command(asks_scheduler=False, short_help="What a job would do on each group of a cluster.")
 @click.argument("job", metavar="JOB.yaml")
 @click.option("--cluster", "cluster_file", metavar="FILE", required=True, help="Nodes and GPU types, in YAML.")
 @click.option(

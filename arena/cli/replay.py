@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from arena_traces.trace import Trace
 
 
-@command(short_help="Replay a trace of a cluster under several policies; no scheduler needed.")
+@command(asks_scheduler=False, short_help="Replay a trace of a cluster under several policies; no scheduler needed.")
 @click.argument("file", metavar="TRACE")
 @click.option("--cluster", "cluster_file", metavar="FILE", required=True, help="Nodes and GPU types, in YAML.")
 @click.option(

@@ -46,7 +46,11 @@ def start_logging(verbose: bool) -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-@command(short_help="Run the scheduler.", context_settings={"auto_envvar_prefix": "ARENA_SCHEDULER"})
+@command(
+    asks_scheduler=False,
+    short_help="Run the scheduler.",
+    context_settings={"auto_envvar_prefix": "ARENA_SCHEDULER"},
+)
 @click.option("--host", default="127.0.0.1", show_default=True, show_envvar=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one.  [default: 50061]")
 @click.option("--db", type=_FILE, help="Database file.  [default: scheduler.db in the state directory]")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from arena.cli.app import App, command, flags_of, shared_options
+from arena.cli.app import App, LocalGroup, command, flags_of, shared_options
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
 from arena.cli.words import NOTHING
@@ -24,7 +24,7 @@ _JSON_LINES_MAX = 100
 _GPU_COUNT_MAX = 10**9
 
 
-@click.group(short_help="Check traces of clusters, and what they are like.")
+@click.group(cls=LocalGroup, short_help="Check traces of clusters, and what they are like.")
 @shared_options
 @click.pass_context
 def trace(context: click.Context, /, **options: Any) -> None:
@@ -52,7 +52,7 @@ def reading_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return name(drop(function))
 
 
-@command(short_help="What format a trace has, and what is wrong with it.")
+@command(asks_scheduler=False, short_help="What format a trace has, and what is wrong with it.")
 @click.argument("file", metavar="FILE")
 @reading_options
 def check(app: App, file: str, **options: Any) -> None:
@@ -67,7 +67,7 @@ def check(app: App, file: str, **options: Any) -> None:
     _write_check(app, read)
 
 
-@command(short_help="Jobs, arrivals, GPUs, durations and load of a trace.")
+@command(asks_scheduler=False, short_help="Jobs, arrivals, GPUs, durations and load of a trace.")
 @click.argument("file", metavar="FILE")
 @click.option(
     "--gpus", "gpu_count", type=click.IntRange(1, _GPU_COUNT_MAX), help="GPUs of the cluster that it is offered to."

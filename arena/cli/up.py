@@ -34,7 +34,7 @@ _AGENTS_MAX = 64
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
-@command(short_help="Start everything here.")
+@command(asks_scheduler=False, short_help="Start everything here.")
 @click.option("--agents", type=click.IntRange(1, _AGENTS_MAX), default=2, show_default=True, help="Nodes.")
 @click.option(
     "--gpus-per-agent", type=click.IntRange(1, 64), default=2, show_default=True, help="Virtual GPUs of each."
@@ -190,7 +190,7 @@ def _tell_detached(app: App, plan: UpPlan) -> None:
     _tell(app, plan, address, how_to_stop, is_detached=True)
 
 
-@command(short_help="Stop what `arena up` started.")
+@command(asks_scheduler=False, short_help="Stop what `arena up` started.")
 @click.option("--dir", "directory", type=_DIRECTORY, help="That of `arena up`.  [default: up in the state directory]")
 def down(app: App, directory: Path | None) -> None:
     """Stop what `arena up --detach` started: jobs are saved and held, then everything ends."""
