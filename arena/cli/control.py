@@ -8,6 +8,7 @@ import click
 
 from arena.cli.app import App, command
 from arena.cli.find import find_job_id
+from arena.cli.numbers import FiniteRange
 from arena.cli.quoting import quoted
 from arena.errors import UserError
 from arena.rpc.views import JobView
@@ -48,10 +49,23 @@ def hold(app: App, job_id: str) -> None:
 
 @command(short_help="Let a held job run.")
 @click.argument("job_id", metavar="JOB")
-def release(app: App, job_id: str) -> None:
-    """Let a held job run again."""
+@click.option(
+    "--budget",
+    "budget_usd",
+    type=FiniteRange(0.0, min_open=True),
+    metavar="USD",
+    help="Most that it may cost from now on, with what it has cost.",
+)
+def release(app: App, job_id: str, budget_usd: float | None) -> None:
+    """Let a held job run again: it goes on where it was saved.
+
+    One that is held because its budget is used up needs a larger one: give --budget. So may any job be given another.
+    """
     with app.client() as client:
-        _tell(app, client.release(find_job_id(client, job_id)))
+        job = client.release(find_job_id(client, job_id), budget_usd=budget_usd)
+    _tell(app, job)
+    if budget_usd is not None and job.budget_usd != budget_usd:
+        click.echo("warning: this scheduler is older and knows no --budget: the job's is what it was", err=True)
 
 
 def _tell(app: App, job: JobView) -> None:

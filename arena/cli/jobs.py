@@ -97,7 +97,7 @@ def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
         ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
         ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
         ("state", job.state.value + (f" (wished: {job.wish.value})" if job.wish.value != "run" else "")),
-        ("why", words.reasons_text(reasons)),
+        ("why", "; ".join(filter(None, (words.reasons_text(reasons), words.way_on(job, reasons))))),
         ("group", words.group_text(job.group)),
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),

@@ -191,7 +191,7 @@ def _write_waiting(out: Output, view: StatusView) -> None:
             *_identity(job),
             job.state.value,
             words.span_text(job.changed_at_s or job.submitted_at_s, view.now_s),
-            words.reasons_text(job.reasons),
+            "; ".join(filter(None, (words.reasons_text(job.reasons), words.way_on(job)))),
         )
         for job in view.waiting_jobs
     ]

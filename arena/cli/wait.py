@@ -67,12 +67,22 @@ def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s
     job = client.job(job_id).job
     if _is_there(job, state):
         return job
+    told = _tell_held(job, told=False)
     left_s = None if ends_at_s is None else max(0.0, ends_at_s - time.monotonic())
     for _ in client.stream_events(job_id=job_id, kinds=_MOVES, follow=True, deadline_s=left_s):
         job = client.job(job_id).job
         if _is_there(job, state):
             return job
+        told = _tell_held(job, told=told)
     return job
+
+
+def _tell_held(job: JobView, *, told: bool) -> bool:
+    """Tell once, each time, that a job is held for its budget: nobody but its user has it go on."""
+    advice = words.way_on(job) if job.state is JobState.HELD else ""
+    if advice and not told:
+        click.echo(f"{quoted(job.job_id)} is held: {words.reasons_text(job.reasons)}; {advice}", err=True)
+    return bool(advice)
 
 
 def _is_there(job: JobView, state: JobState | None) -> bool:

@@ -50,6 +50,8 @@ def why(app: App, job_id: str) -> None:
             app.out.line(f"  {escaped(str(reason))}  {_facts_text(reason)}")
         elif reason.code is not ReasonCode.NEXT_BEST:
             app.out.line(f"  {escaped(str(reason))}")
+    if advice := words.way_on(found, reasons):
+        app.out.line(f"  {advice}")
     if len(offers) > 1:
         _write_offers(app.out, offers)
 

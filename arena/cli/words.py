@@ -9,12 +9,15 @@ from datetime import datetime
 from arena.cli.quoting import escaped, quoted
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.parallel import ParallelPlan
-from arena.domain.reason import Reason
+from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import JobState
 from arena.rpc.views import JobView
 from arena.units import format_duration
 
 NOTHING = "-"
+_WITH_SPARE = 1.2
+"""A budget that is advised, as a multiple of what a job is estimated to cost in all."""
+
 STATE_STYLES = {
     JobState.RUNNING: "green",
     JobState.SUCCEEDED: "green",
@@ -100,6 +103,29 @@ def time_text(at_s: float | None) -> str:
 def reasons_text(reasons: Iterable[Reason]) -> str:
     """Return reasons as one sentence."""
     return "; ".join(escaped(str(reason)) for reason in reasons) or NOTHING
+
+
+def way_on(job: JobView, reasons: Iterable[Reason] | None = None) -> str:
+    """Return the command that has a job go on whose budget keeps it from running; nothing where that is not so.
+
+    Args:
+        reasons: What is said of it, where that is not what its view holds.
+    """
+    budget_usd = job.budget_usd
+    for one in job.reasons if reasons is None else reasons:
+        if budget_usd is None or one.code not in {ReasonCode.BUDGET_SPENT, ReasonCode.BUDGET_TOO_SMALL}:
+            continue
+        needed_usd = _WITH_SPARE * (job.spent_usd + one.numbers.get("needed_usd", 0.0))
+        # Of one that was stopped nobody tells what it needs to its end.
+        more_usd = needed_usd if one.code is ReasonCode.BUDGET_TOO_SMALL else 2.0 * budget_usd
+        return f"to go on: `arena release {quoted(job.job_id)} --budget {_rounded_up(more_usd):.6g}`"
+    return ""
+
+
+def _rounded_up(value: float) -> float:
+    """Return a number of two digits that is no less."""
+    step: float = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / step - 1e-9) * step
 
 
 def with_explanation(reasons: Sequence[Reason], explanation: Sequence[Reason]) -> list[Reason]:

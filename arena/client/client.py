@@ -232,9 +232,15 @@ class ArenaClient:
         request = job_pb.HoldJobRequest(hello=hello(), request_id=_request_id(), job_id=job_id)
         return codec.job_from_proto(self._connection.call(self._connection.jobs.HoldJob, request).job)
 
-    def release(self, job_id: str) -> JobView:
-        """Let a held job run again."""
-        request = job_pb.ReleaseJobRequest(hello=hello(), request_id=_request_id(), job_id=job_id)
+    def release(self, job_id: str, *, budget_usd: float | None = None) -> JobView:
+        """Let a held job run again.
+
+        Args:
+            budget_usd: Its budget from now on, more than it has cost; None leaves it as it is.
+        """
+        request = job_pb.ReleaseJobRequest(
+            hello=hello(), request_id=_request_id(), job_id=job_id, budget_usd=budget_usd
+        )
         return codec.job_from_proto(self._connection.call(self._connection.jobs.ReleaseJob, request).job)
 
     def status(self, *, job_count_max: int = 0) -> StatusView:

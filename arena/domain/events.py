@@ -44,12 +44,17 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWishChanged:
-    """The user (or an admin) holds, releases or cancels a job."""
+    """The user (or an admin) holds, releases or cancels a job.
+
+    Args:
+        budget_usd: With ``run``: the job's budget from now on; None leaves it as it is.
+    """
 
     kind: Literal["job_wish_changed"] = "job_wish_changed"
     job_id: JobId
     wish: Literal["run", "hold", "cancel"]
     by: str
+    budget_usd: float | None = None
 
 
 @quickly_made

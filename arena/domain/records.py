@@ -427,6 +427,7 @@ class EntryKind(StrEnum):
     PLAN_STRUCK = "plan_struck"
     JOB_PREEMPTED = "job_preempted"
     JOB_STALLED = "job_stalled"
+    JOB_BUDGET = "job_budget"
     PROMISE_BROKEN = "promise_broken"
     NODE_STATE = "node_state"
     DECISION = "decision"

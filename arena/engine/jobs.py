@@ -44,7 +44,11 @@ def submit(draft: Draft, event: JobSubmitted) -> None:
 def change_wish(draft: Draft, event: JobWishChanged) -> None:
     """Hold, release or cancel a job; what is over stays over."""
     job = draft.state.jobs.get(event.job_id)
-    if job is None or job.wish is Wish.CANCEL or job.wish.value == event.wish:
+    if job is None or job.wish is Wish.CANCEL:
+        return
+    if event.wish == "run" and event.budget_usd is not None:
+        job = _with_budget(draft, job, event.budget_usd, event.by)
+    if job.wish.value == event.wish:
         return
     match event.wish:
         case "run":
@@ -65,6 +69,27 @@ def _release(draft: Draft, job: JobRecord) -> None:
             job, wish=Wish.RUN, state=state, reasons=(cause,), evaluation_failure_count=0, restarts_since_progress=0
         )
     )
+
+
+def _with_budget(draft: Draft, job: JobRecord, budget_usd: float, by: str) -> JobRecord:
+    """Give a job another budget, unless it has cost that much already."""
+    live = draft.state.attempts.get(job.attempt_id) if job.attempt_id is not None else None
+    if budget_usd <= spent_usd(job, live, draft.config.usd_per_hour, draft.now_s):
+        return job
+    reasons = tuple(one for one in job.reasons if one.code is not ReasonCode.BUDGET_SPENT)
+    job = replace(job, spec=job.spec.model_copy(update={"budget_usd": budget_usd}), reasons=reasons)
+    draft.put_job(job)
+    if live is not None:
+        draft.put_attempt(live)  # it is to be stopped for its budget at another instant
+    draft.update(decision_due=True)
+    draft.record(
+        EntryKind.JOB_BUDGET,
+        f"its budget is {budget_usd:.6g} USD now, by {by}",
+        job_id=job.job_id,
+        attempt_id=job.attempt_id,
+        budget_usd=budget_usd,
+    )
+    return job
 
 
 def hold_spent(draft: Draft, job: JobRecord) -> None:

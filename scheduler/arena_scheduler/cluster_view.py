@@ -104,8 +104,12 @@ class ClusterView:
         job = self.job(record)
         attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
         view, now_s = job_view(job, attempt, private=caller.owns(job.user), with_spec=with_spec), self._now_s()
-        spent = spent_usd(job, attempt, self.usd_per_hour, now_s)
-        return replace(with_live_time(view, attempt, now_s), spent_usd=spent)
+        return replace(with_live_time(view, attempt, now_s), spent_usd=self.spent_usd(job))
+
+    def spent_usd(self, job: JobRecord) -> float:
+        """Return what a job has cost by now."""
+        attempt = self.state.attempts.get(job.attempt_id) if job.attempt_id else None
+        return spent_usd(job, attempt, self.usd_per_hour, self._now_s())
 
     def explanation(self, job_id: JobId) -> tuple[Reason, ...]:
         """Return what the policy says of a job as things are; safe from any thread, and takes as long as a decision."""

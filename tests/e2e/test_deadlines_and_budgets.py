@@ -9,7 +9,7 @@ import pytest
 
 from arena.domain.job import JobSpec
 from arena.domain.records import JobState
-from arena.errors import IllegalTransitionError, RefusedError
+from arena.errors import IllegalTransitionError, RefusedError, UserError
 from tests.builders import train_spec
 from tests.fakes.local_cluster import ProcessCluster, process_cluster, wait_until
 
@@ -71,7 +71,13 @@ def test_who_has_spent_its_budget_is_saved_and_held(cluster: ProcessCluster) -> 
     assert found["spent_usd"] == pytest.approx(found["gpu_seconds"] * USD_PER_S, rel=1e-6)
     assert [reason["code"] for reason in found["reasons"]] == ["budget_spent"]
     assert found["progress"]["durable_step"] > 0
-    with pytest.raises(IllegalTransitionError, match="it has cost"):
+    with pytest.raises(IllegalTransitionError, match=f"it has cost .*arena release {job_id} --budget"):
         cluster.client.release(job_id)
+    with pytest.raises(UserError, match="it has cost"):
+        cluster.client.release(job_id, budget_usd=found["spent_usd"] / 2.0)
+    saved_step = found["progress"]["durable_step"]
+    assert cluster.client.release(job_id, budget_usd=10.0 * budget_usd).budget_usd == 10.0 * budget_usd
+    wait_until(lambda: cluster.client.job(job_id).job.progress.step > saved_step, "the job goes on")
+    assert cluster.client.job(job_id).attempts[-1].resumed_step == saved_step
     cluster.client.cancel([job_id])
     wait_until(lambda: cluster.client.job(job_id).job.state is JobState.CANCELLED, "the job is cancelled")

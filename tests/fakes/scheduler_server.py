@@ -45,6 +45,7 @@ class FakeScheduler:
         deadline: What is answered to a submission with a deadline.
         warnings: What is doubtful about every submission.
         knows_within: Whether it is new enough to have a node empty by a time.
+        knows_budgets: Whether it is new enough to give a released job another budget.
         failures: Errors to raise, by method name, the next one first; a string raises a bare UNAVAILABLE status.
         requests: Every request with its method's name and metadata, in order.
         credentials: Makes it speak TLS.
@@ -61,6 +62,7 @@ class FakeScheduler:
     deadline: job_pb.DeadlineAnswer | None = None
     warnings: list[Reason] = field(default_factory=list)
     knows_within: bool = True
+    knows_budgets: bool = True
     failures: dict[str, list[ArenaError | str]] = field(default_factory=dict)
     requests: list[tuple[str, Any, dict[str, Any]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -221,6 +223,8 @@ class _Service:
 
     def _ReleaseJob(self, request: Any) -> Any:
         job = replace(self._job(request.job_id), wish=Wish.RUN)
+        if request.HasField("budget_usd") and self._fake.knows_budgets:
+            job = replace(job, spec=job.spec.model_copy(update={"budget_usd": request.budget_usd}))
         self._fake.add_job(job)
         return job_pb.ReleaseJobResponse(job=self._shown(job))
 

@@ -16,7 +16,7 @@ from arena.domain.events import (
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import NodeId
 from arena.domain.reason import ReasonCode
-from arena.domain.records import AttemptState, EndKind, JobState, NodeEnd, Wish
+from arena.domain.records import AttemptState, EndKind, EntryKind, JobState, NodeEnd, Wish
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
@@ -54,6 +54,43 @@ def test_who_has_spent_its_budget_is_saved_and_held_until_it_is_cancelled(policy
     assert sim.engine.state.jobs[A].state is JobState.HELD
     sim.engine.handle(JobWishChanged(job_id=A, wish="cancel", by="ann"), 1_101.0)
     assert A not in sim.engine.state.jobs
+
+
+def test_who_has_spent_its_budget_goes_on_where_it_was_with_a_larger_one() -> None:
+    sim = running(train_spec("a", stop={}, budget_usd=2.0))
+    sim.run(until_s=1_000.0)
+    saved_step = sim.engine.state.jobs[A].progress.durable_step
+    for budget_usd in (1.0, sim.engine.state.jobs[A].spent_usd):  # has cost that much already
+        sim.engine.handle(JobWishChanged(job_id=A, wish="run", by="ann", budget_usd=budget_usd), 1_001.0)
+        assert (sim.engine.state.jobs[A].state, sim.engine.state.jobs[A].spec.budget_usd) == (JobState.HELD, 2.0)
+    sim.at(1_002.0, JobWishChanged(job_id=A, wish="run", by="ann", budget_usd=5.0))
+    sim.run(until_s=1_010.0)
+    assert sim.engine.state.jobs[A].state is JobState.RUNNING
+    sim.run(until_s=2_000.0)
+    job = sim.engine.state.jobs[A]
+    assert (job.state, job.spec.budget_usd) == (JobState.HELD, 5.0)
+    assert 3.0 < job.spent_usd <= 5.0
+    assert job.progress.durable_step > saved_step > 0
+    (entry,) = (entry for step in sim.steps for entry in step.history if entry.kind is EntryKind.JOB_BUDGET)
+    assert entry.message == "its budget is 5 USD now, by ann"
+
+
+def test_a_budget_that_is_raised_in_time_keeps_a_job_running() -> None:
+    sim = running(train_spec("a", stop={}, budget_usd=2.0))
+    sim.at(30.0, JobWishChanged(job_id=A, wish="run", by="ann", budget_usd=8.0))
+    sim.run(until_s=150.0)
+    job = sim.engine.state.jobs[A]
+    assert (job.state, job.epoch) == (JobState.RUNNING, 1)
+    sim.run(until_s=1_000.0)
+    assert sim.engine.state.jobs[A].state is JobState.HELD
+    assert sim.engine.state.jobs[A].spent_usd <= 8.0
+
+
+def test_a_job_that_waits_for_a_larger_budget_starts_when_it_has_one() -> None:
+    sim = running(train_spec("a", stop={"steps": 100}, budget_usd=0.5))
+    sim.at(50.0, JobWishChanged(job_id=A, wish="run", by="ann", budget_usd=3.0))
+    sim.run(until_s=1_000.0)
+    assert sim.ended[A].state is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize("is_up", [False, True])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arena.cli.words import short_text
-from arena.domain.reason import ReasonCode, reason
+from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import JobState, Wish
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
@@ -210,3 +210,53 @@ def test_a_deadline_may_have_units_and_a_budget_is_named_as_it_was_given(arena: 
     job_id = arena("submit", "job.yaml", "--deadline", "1h30m").out.strip()
     assert fake.jobs[job_id].spec.deadline_s == 5_400.0
     assert "--budget" in arena("submit", "job.yaml", "--budget", "-1").err
+
+
+SPENT = reason(ReasonCode.BUDGET_SPENT, budget_usd=0.001, spent_usd=0.0005)
+TOO_SMALL = reason(ReasonCode.BUDGET_TOO_SMALL, left_usd=0.0005, needed_usd=0.0021, group="cpu 1")
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "budget"),
+    [(SPENT, JobState.HELD, "0.002"), (TOO_SMALL, JobState.QUEUED, "0.0032")],
+    ids=["spent", "too small"],
+)
+def test_a_job_that_its_budget_keeps_from_running_says_how_it_goes_on(
+    arena: Arena, fake: FakeScheduler, said: Reason, state: JobState, budget: str
+) -> None:
+    """Twice as much where nobody knows what it needs, else what it needs in all and a fifth to spare."""
+    spec = train_spec("poor", budget_usd=0.001)
+    job = job_record("w-1", spec, state=state, reasons=(said,), spent_usd=0.0005)
+    fake.add_job(job)
+    fake.status = replace(canned.status(), waiting_jobs=(job_view(job, None, private=True),))
+    advice = f"to go on: `arena release w-1 --budget {budget}`"
+    line = next(line for line in arena("status").out.splitlines() if line.startswith("w-1"))
+    assert line.endswith(f"{said}; {advice}")
+    assert arena("why", "w-1").out.splitlines()[2] == f"  {advice}"
+    assert next(line for line in arena("job", "w-1").out.splitlines() if line.startswith("why")).endswith(advice)
+
+
+def test_a_job_with_a_budget_that_is_kept_by_something_else_is_told_nothing_of_it(
+    arena: Arena, fake: FakeScheduler
+) -> None:
+    held = reason(ReasonCode.HELD, by="ann")
+    fake.add_job(job_record("w-1", train_spec("x", budget_usd=1.0), state=JobState.HELD, reasons=(held,)))
+    assert "--budget" not in arena("why", "w-1").out
+
+
+def test_who_waits_for_a_job_is_told_that_it_is_held_for_its_budget(arena: Arena, fake: FakeScheduler) -> None:
+    spec = train_spec("poor", budget_usd=0.001)
+    fake.add_job(job_record("w-1", spec, state=JobState.HELD, wish=Wish.HOLD, reasons=(SPENT,)))
+    done = arena("wait", "w-1", "--timeout", "0.2")
+    assert done.code == 124
+    assert done.err == f"w-1 is held: {SPENT}; to go on: `arena release w-1 --budget 0.002`\n"
+
+
+def test_a_job_is_released_with_another_budget(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("w-1", train_spec("poor", budget_usd=0.001), state=JobState.HELD, wish=Wish.HOLD))
+    done = arena("release", "poor", "--budget", "0.002", "--json")
+    assert (done.document["job"]["budget_usd"], done.err) == (0.002, "")
+    fake.knows_budgets = False
+    assert "is older and knows no --budget" in arena("release", "poor", "--budget", "0.003").err
+    assert arena("release", "poor").err == ""
+    assert arena("release", "poor", "--budget", "0").code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Literal
 
@@ -29,7 +30,9 @@ from arena_scheduler.submission import DeadlineAnswer, Submission
 
 SPEC_BYTES_MAX = 1_000_000
 # A client that is older than these cannot read an entry of such a kind.
-_LATER_KINDS = frozenset({EntryKind.JOB_EVALUATED, EntryKind.PLAN_STRUCK, EntryKind.PROMISE_BROKEN})
+_LATER_KINDS = frozenset(
+    {EntryKind.JOB_EVALUATED, EntryKind.PLAN_STRUCK, EntryKind.PROMISE_BROKEN, EntryKind.JOB_BUDGET}
+)
 JOBS_PER_PAGE = 100
 JOBS_PER_PAGE_MAX = 500
 
@@ -155,19 +158,24 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
 
     @unary
     async def ReleaseJob(self, request: pb.ReleaseJobRequest, caller: Caller) -> pb.ReleaseJobResponse:  # noqa: N802
-        """Let a held job be started."""
-        record = await self._wish(request.job_id, "run", caller)
+        """Let a held job be started, under another budget if one is given."""
+        budget_usd = request.budget_usd if request.HasField("budget_usd") else None
+        record = await self._wish(request.job_id, "run", caller, budget_usd)
         return pb.ReleaseJobResponse(job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=False)))
 
-    async def _wish(self, name: str, wish: Literal["hold", "run"], caller: Caller) -> JobRecord:
+    async def _wish(
+        self, name: str, wish: Literal["hold", "run"], caller: Caller, budget_usd: float | None = None
+    ) -> JobRecord:
         job = await self._job(name)
         caller.require_owner(job.user, f"job {name}")
-        if wish == "run" and is_spent(job):
+        if budget_usd is not None:
+            _check_budget(budget_usd, job, self._view.spent_usd(job))
+        elif wish == "run" and is_spent(job):
             raise _spent(job)
         if job.state.is_terminal or job.wish is Wish.CANCEL:
             verb = "held" if wish == "hold" else "released"
             raise IllegalTransitionError(f"job {name} cannot be {verb}", why=f"it is {job.state.value}")
-        await self._inbox.request(JobWishChanged(job_id=job.job_id, wish=wish, by=caller.user))
+        await self._inbox.request(JobWishChanged(job_id=job.job_id, wish=wish, by=caller.user, budget_usd=budget_usd))
         job = await self._job(name)
         if wish == "run" and job.wish is Wish.HOLD and is_spent(job):
             raise _spent(job)  # what was left went between the question and the answer
@@ -240,12 +248,23 @@ def _deadline_to_proto(answer: DeadlineAnswer) -> pb.DeadlineAnswer:
     )
 
 
+def _check_budget(budget_usd: float, job: JobRecord, spent_usd: float) -> None:
+    """Refuse a budget that a job has used up already, or that is none."""
+    if not spent_usd < budget_usd < math.inf:
+        raise UserError(
+            f"job {job.job_id} cannot go on with a budget of {budget_usd:.6g} USD",
+            why=f"it has cost {spent_usd:.6g} USD",
+            fix="give more, what it has cost included",
+        )
+
+
 def _spent(job: JobRecord) -> IllegalTransitionError:
+    budget_usd = job.spec.budget_usd or 0.0
     return IllegalTransitionError(
         f"job {job.job_id} cannot be released",
-        why=f"it has cost {job.spent_usd:.6g} USD, its budget of {job.spec.budget_usd:.6g} USD leaves no time to run",
-        fix="submit it again with a budget for what is left; its checkpoints are where they were",
-        details={"budget_usd": f"{job.spec.budget_usd:.6g}", "spent_usd": f"{job.spent_usd:.6g}"},
+        why=f"it has cost {job.spent_usd:.6g} USD, its budget of {budget_usd:.6g} USD leaves no time to run",
+        fix=f"have it go on where it was, with more: arena release {job.job_id} --budget {2.0 * budget_usd:.6g}",
+        details={"budget_usd": f"{budget_usd:.6g}", "spent_usd": f"{job.spent_usd:.6g}"},
     )
 
 
