@@ -127,7 +127,8 @@ class Submission:
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
         warnings = await self._doubts(spec)
-        return Submitted(job_id=None, is_new=False, deadline=await self._deadline_answer(spec), warnings=warnings)
+        deadline = await self._deadline_answer(spec, allow_infeasible=allow_infeasible)
+        return Submitted(job_id=None, is_new=False, deadline=deadline, warnings=warnings)
 
     async def _doubts(self, spec: JobSpec) -> tuple[Reason, ...]:
         """Return what the user of a job may not have meant."""
@@ -148,7 +149,7 @@ class Submission:
     async def _grid_if_soon(self, spec: JobSpec, shape: ClusterShape) -> Grid | None:
         """Return a job's grid; None if it takes long or cannot be made, for a warning keeps no job out."""
         if shape.pools:
-            with contextlib.suppress(TimeoutError, ArenaError):
+            with contextlib.suppress(Exception):  # also a fault of the planner itself
                 async with asyncio.timeout(PLANNED_WITHIN_S):
                     return (await self._grids.get(spec, shape)).grid
         return None
@@ -190,7 +191,8 @@ class Submission:
         if spec.deadline_s is None:
             return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
         async with self._admitting:
-            answer = None if request_id in self._recent else await self._deadline_answer(spec)
+            is_known = request_id in self._recent
+            answer = None if is_known else await self._deadline_answer(spec, allow_infeasible=allow_infeasible)
             submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
             if submitted.is_new and submitted.job_id is not None and answer is not None:
                 await self._until_planned(submitted.job_id)
@@ -223,11 +225,12 @@ class Submission:
             told = (answer.earliest_end_at_s, answer.cause)
         return DeadlineAnswer(is_promised=False, deadline_at_s=due_s, earliest_end_at_s=told[0], cause=told[1])
 
-    async def _deadline_answer(self, spec: JobSpec) -> DeadlineAnswer | None:
+    async def _deadline_answer(self, spec: JobSpec, *, allow_infeasible: bool) -> DeadlineAnswer | None:
         """Return whether a deadline can be promised.
 
         Raises:
             RefusedError: It is strict and cannot be.
+            ArenaError: No grid can be made, and the job is not allowed to wait for better days.
         """
         shape = self._present_shape()
         if spec.deadline_s is None:
@@ -235,9 +238,10 @@ class Submission:
         found, now_s = None, self._view.now_s
         cause: Reason | None = reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes))
         if shape.pools:
-            grid = (await self._grids.get(spec, shape)).grid
-            found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
-            cause = None if found is None else found.reason
+            grid, cause = await self._grid_or_cause(spec, shape, allow_infeasible=allow_infeasible)
+            if grid is not None:
+                found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
+                cause = None if found is None else found.reason
         answer = DeadlineAnswer(
             is_promised=found is not None and found.is_promised,
             deadline_at_s=now_s + spec.deadline_s,
@@ -248,12 +252,36 @@ class Submission:
             raise _too_late(spec, answer, now_s)
         return answer
 
+    async def _grid_or_cause(
+        self, spec: JobSpec, shape: ClusterShape, *, allow_infeasible: bool
+    ) -> tuple[Grid | None, Reason | None]:
+        """Return a job's grid; for one that may wait for better days as well that there is none, and why.
+
+        Raises:
+            ArenaError: No grid can be made, and the job may not wait.
+        """
+        if not allow_infeasible:
+            return (await self._grids.get(spec, shape)).grid, None
+        try:
+            async with asyncio.timeout(PLANNED_WITHIN_S):
+                return (await self._grids.get(spec, shape)).grid, None
+        except TimeoutError:
+            return None, None
+        except ArenaError as error:
+            return None, reason(ReasonCode.INTERNAL_ERROR, error=error.message)
+        except Exception as error:  # noqa: BLE001 - a fault of the planner's; the job itself gets the word once it is there
+            return None, reason(ReasonCode.INTERNAL_ERROR, error=repr(error))
+
     async def _until_planned(self, job_id: JobId) -> None:
         """Wait until a job's grid is known, so that the next deadline is weighed beside this one; not for long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PLANNED_WITHIN_S):
-                while job_id in self._view.state.jobs and job_id not in self._view.state.grids:
+                while self._is_to_be_planned(job_id):
                     await self._view.changed()
+
+    def _is_to_be_planned(self, job_id: JobId) -> bool:
+        job = self._view.state.jobs.get(job_id)
+        return job is not None and job_id not in self._view.state.grids and not job.evaluation_failure_count
 
     async def _submit(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
         recent = self._recent.get(request_id)

@@ -13,7 +13,7 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
 from arena.domain.launch import AttemptId, NodeId
 from arena.domain.records import EndKind, NodeEnd
-from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError
+from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError, UserError
 from arena.policies.base import Admission
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
@@ -174,6 +174,53 @@ async def test_a_job_that_may_wait_for_a_cluster_waits_for_no_grid_to_be_taken(t
             is_over.set()
     finally:
         is_over.set()
+
+
+class Failing:
+    """A planner that makes no grid: it says so (a refusal, a fault of its own) or does not answer."""
+
+    version = "failing"
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.is_over = threading.Event()
+
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        if self.error is None:
+            self.is_over.wait()
+        raise self.error or InternalError("no grid today")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (UserError("no model of that name"), "internal error while it was evaluated: no model of that name"),
+        (ValueError("of the planner's own"), "internal error while it was evaluated: ValueError"),
+        (None, None),
+    ],
+)
+async def test_a_job_that_may_wait_for_a_cluster_is_taken_with_its_deadline_where_no_grid_can_be_made(
+    tmp_path: Path, error: Exception | None, why: str | None
+) -> None:
+    source = Failing(error)
+    spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0)
+    try:
+        async with cluster_of(quick_config(tmp_path), source=source) as cluster:
+            agent = await cluster.agent(node_info("n1"))
+            await agent.next_of("verdict")
+            submission = promising(cluster)
+            tried = await submission.try_out(spec, ANN, allow_infeasible=True)
+            taken = await submission.submit(spec, ANN, "first", allow_infeasible=True)
+            for found in (tried, taken):
+                assert found.deadline is not None
+                assert not found.deadline.is_promised
+                assert str(found.deadline.cause).startswith(str(why))
+            strict = spec.model_copy(update={"is_deadline_strict": True})
+            with pytest.raises(RefusedError, match="cannot be promised"):
+                await submission.submit(strict, ANN, "second", allow_infeasible=True)
+            source.is_over.set()
+    finally:
+        source.is_over.set()
 
 
 async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Path) -> None:
