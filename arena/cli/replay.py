@@ -158,7 +158,7 @@ def replay(app: App, file: str, **options: Any) -> None:
     from arena.cli.replay_inputs import Files, grids_of, read_inputs
     from arena.cli.replay_jobs import prepared
     from arena.cli.replay_results import Study
-    from arena.cli.replay_runs import run_all
+    from arena.cli.replay_runs import check_writable, run_all
 
     policies = _policies(options["policies"])
     directory = _directory(options)
@@ -175,6 +175,8 @@ def replay(app: App, file: str, **options: Any) -> None:
     )
     inputs = read_inputs(trace, files, settings)
     seeds = _seeds(inputs, options["seed_count"])
+    if directory is not None:
+        check_writable(directory)
     grids = grids_of(inputs)
     made = {seed: prepared(inputs, grids, seed=seed) for seed in seeds}
     orders = _orders(inputs, policies, made)
@@ -242,7 +244,7 @@ def _part(trace: Trace, options: dict[str, Any]) -> Trace:
     if options["first_count"] is not None:
         trace = first_jobs(trace, options["first_count"])
     if not trace.jobs:
-        raise UserError(f"{trace.source.file} has no jobs to replay", why=rows_text(trace))
+        raise UserError(f"{trace.source.file} has no jobs to replay", why=rows_text(trace), fix="see arena trace check")
     return trace
 
 

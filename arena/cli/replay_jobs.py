@@ -155,10 +155,11 @@ def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs)
     if not inputs.options.drops_unplaceable or len(unplaceable) == len(trace.jobs):
         listed = "; ".join(f"{one.job.job_id} (line {one.job.row}): {one.why}" for one in unplaceable[:_NAMED_MAX])
         more = ", ..." if len(unplaceable) > _NAMED_MAX else ""
+        is_all = len(unplaceable) == len(trace.jobs)
         raise UserError(
             f"{len(unplaceable):,} of {format_count(len(trace.jobs), 'job')} can run nowhere on this cluster",
             why=listed + more,
-            fix="make the cluster larger, or leave such jobs out with --drop-unplaceable",
+            fix="make the cluster larger" + ("" if is_all else ", or leave such jobs out with --drop-unplaceable"),
         )
     gone = {one.job.job_id for one in unplaceable}
     accounting = trace.accounting

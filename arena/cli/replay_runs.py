@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from arena.cli.json_form import form
+from arena.cli.replay_workers import options_of_workers
 from arena.cli.timed_policy import TimedPolicy
 from arena.cli.whole_files import write_whole, writing_error
 from arena.domain.events import Event
 from arena.engine.ports import Step
-from arena.errors import ArenaError, InternalError, UserError
+from arena.errors import ArenaError, InternalError, ResourceExhaustedError, UserError
 from arena.policies.base import Policy, Snapshot
 from arena.sim.checks import ReplayFaultError
 from arena.sim.figures import Figures
@@ -34,6 +38,7 @@ CODE = ("arena.domain", "arena.planner", "arena.policies", "arena.engine", "aren
 """Packages that a result depends on."""
 
 JOBS_IN_SNAPSHOT_MAX = 1_000
+_OTHER_OUT = "name another --out"
 OUTCOME_FIELDS = (
     "job_id",
     "submitted_at_s",
@@ -182,8 +187,20 @@ def _results(
         return
     from joblib import Parallel, delayed
 
-    parallel = Parallel(n_jobs=process_count, return_as="generator_unordered", pre_dispatch=2 * process_count)
-    yield from parallel(delayed(_indexed)(index, order, perform) for index, order in left)
+    parallel = Parallel(
+        n_jobs=process_count,
+        return_as="generator_unordered",
+        pre_dispatch=2 * process_count,
+        **options_of_workers(),
+    )
+    try:
+        yield from parallel(delayed(_indexed)(index, order, perform) for index, order in left)
+    except BrokenExecutor as error:
+        raise ResourceExhaustedError(
+            "a process that made runs was killed",
+            why="the system does so where memory is short",
+            fix="run it again with fewer --jobs; with --out DIR, runs that have ended are kept",
+        ) from error
 
 
 def _indexed(index: int, order: Order, perform: Perform) -> tuple[int, Document | Fault]:
@@ -209,6 +226,22 @@ def _keep(directory: Path | None, order: Order, document: Document) -> None:
         write_file(directory / "runs" / order.file_name, json.dumps(whole, allow_nan=False))
 
 
+def check_writable(directory: Path) -> None:
+    """Make the directory of kept runs, so that one that cannot be written is told before any work is done.
+
+    Raises:
+        ResourceExhaustedError: The disk is full.
+        UserError: It cannot be written.
+    """
+    runs = directory / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        if not os.access(runs, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise writing_error(runs, error, fix=_OTHER_OUT) from error
+
+
 def _sha256_of(document: Document) -> str:
     """Return the digest of a result, which is the same for what is read back."""
     return hashlib.sha256(json.dumps(document).encode()).hexdigest()
@@ -221,12 +254,11 @@ def write_file(path: Path, text: str) -> None:
         ResourceExhaustedError: The disk, or what may be written to it, is full.
         UserError: It cannot be written.
     """
-    fix = "name another --out"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise writing_error(path, error, fix=fix) from error
-    write_whole(path, text.encode(), fix=fix)
+        raise writing_error(path, error, fix=_OTHER_OUT) from error
+    write_whole(path, text.encode(), fix=_OTHER_OUT)
 
 
 def _told(fault: Fault, order: Order, directory: Path | None) -> ReplayFaultError:

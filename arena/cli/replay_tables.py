@@ -27,28 +27,29 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
-    """A column: its heading, the figure, its form, and by what the figure is multiplied."""
+    """A column: its heading, the figure, its form, by what it is multiplied, and whether it is of jobs that ended."""
 
     heading: str
     figure: str
     form: str = ",.0f"
     factor: float = 1.0
+    of_ended: bool = False
 
 
 _TIMES = (
     _Column(heading="AVG_JCT", figure="avg_jct_s"),
     _Column(heading="P50", figure="p50_jct_s"),
     _Column(heading="P99", figure="p99_jct_s"),
-    _Column(heading="SLOWDOWN", figure="avg_bounded_slowdown", form=",.2f"),
-    _Column(heading="WAITING", figure="queue_s"),
-    _Column(heading="MAKESPAN", figure="makespan_s"),
+    _Column(heading="SLOWDOWN", figure="avg_bounded_slowdown", form=",.2f", of_ended=True),
+    _Column(heading="WAITING", figure="queue_s", of_ended=True),
+    _Column(heading="MAKESPAN", figure="makespan_s", of_ended=True),
 )
 _COSTS = (
     _Column(heading="GPU_HOURS", figure="gpu_hours", form=",.1f"),
     _Column(heading="LOST%", figure="lost_share", form=".1f", factor=100.0),
     _Column(heading="UTIL%", figure="utilisation", form=".1f", factor=100.0),
     _Column(heading="RESTARTS", figure="restarts_per_job", form=".2f"),
-    _Column(heading="UNFAIR%", figure="unfair_share", form=".1f", factor=100.0),
+    _Column(heading="UNFAIR%", figure="unfair_share", form=".1f", factor=100.0, of_ended=True),
     _Column(heading="RHO_MAX", figure="rho_max", form=",.1f"),
 )
 _LOSSES = (
@@ -65,8 +66,11 @@ _RATIO_HEADINGS = {
     "makespan_s": "MAKESPAN",
     "gpu_hours": "GPU_HOURS",
 }
-TIMES_NOTE = "times in seconds; LEFT: not ended when the run was cut"
+TIMES_NOTE = "times in seconds; LEFT: not ended when the run was cut, and in no figure beside"
 COSTS_NOTE = "RESTARTS per job; UNFAIR%: jobs with rho above 1; DECISION_MS: p99"
+
+_INTERVALS_NOTE = "95 % paired bootstrap over seeds"
+_NO_INTERVALS_NOTE = "no intervals: they need --seeds 2 or more, and something that is drawn"
 
 
 def tables_of(study: Study) -> list[TextTable]:
@@ -76,7 +80,8 @@ def tables_of(study: Study) -> list[TextTable]:
         window = study.runs[0]["window"]
         title = f"STEADY WINDOW of seed {study.runs[0]['seed']}: jobs submitted from {window['from_s']:,.0f} "
         found += _figures_tables(study, "steady", f"{title}to {window['to_s']:,.0f} s")
-    found.append(_sizes_table(study))
+    if any(study.p99_by_size(policy, "whole") for policy in study.policies):
+        found.append(_sizes_table(study))
     if any(study.mean(policy, "whole", one.figure) for policy in study.policies for one in _LOSSES[:2]):
         found.append(_losses_table(study))
     if any(study.mean(policy, "whole", "given_up_job_count") for policy in study.policies):
@@ -112,7 +117,10 @@ def _figures_tables(study: Study, scope: str, title: str) -> Iterator[TextTable]
 
 
 def _cells(study: Study, policy: str, scope: str, columns: Sequence[_Column]) -> tuple[str, ...]:
-    return tuple(_cell(study.mean(policy, scope, one.figure), one) for one in columns)
+    has_ended = study.mean(policy, scope, "avg_jct_s") is not None
+    return tuple(
+        _cell(study.mean(policy, scope, one.figure) if has_ended or not one.of_ended else None, one) for one in columns
+    )
 
 
 def _count(study: Study, policy: str, scope: str, figure: str) -> str:
@@ -190,7 +198,9 @@ def _ratios_table(study: Study) -> TextTable:
     others = study.policies[1:]
     found = [study.ratios(policy, "whole") for policy in others]
     rows = tuple((_RATIO_HEADINGS[name], *(_ratio_text(ratios[name]) for ratios in found)) for name in RATIO_FIGURES)
-    note = "95 % paired bootstrap over seeds" if len(study.seeds) > 1 else "no intervals: they need --seeds 2 or more"
+    note = _INTERVALS_NOTE if len(study.seeds) > 1 else _NO_INTERVALS_NOTE
+    if any(study.mean(policy, "whole", "unfinished_count") for policy in study.policies):
+        note += "; of the jobs that ended, which are not the same under each policy"
     title = f"RATIO TO {escaped(study.policies[0])}"
     return TextTable(title=title, columns=("FIGURE", *map(escaped, others)), rows=rows, note=note)
 

@@ -117,6 +117,17 @@ def test_parts_loads_and_ends_of_a_trace(arena: Arena, folder: Path) -> None:
     assert (cut["job_count"], cut["unfinished_count"]) == (5, 4)
 
 
+def test_a_run_that_is_cut_says_what_its_figures_leave_out(arena: Arena, folder: Path) -> None:
+    done = replay(arena, folder, "--until", 5, "--policy", "fcfs,elastic", "--out", folder / "out")
+    lines = done.out.splitlines()
+    row = next(line.split() for line in lines[lines.index("ALL JOBS, whole run") :] if line.startswith("fcfs"))
+    assert row == ["fcfs", "5", "5", *["-"] * 6]
+    assert "LEFT: not ended when the run was cut, and in no figure beside" in done.out
+    assert "of the jobs that ended, which are not the same under each policy" in done.out
+    assert "P99 OF JCT" not in done.out
+    assert (folder / "out" / "report.html").exists()
+
+
 def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, folder: Path) -> None:
     argv = ("--grids", folder / "steps.csv", "--mapping", folder / "mapping.yaml", "--policy", "fcfs,elastic")
     more = ("--seeds", 2, "--lengths", "predicted", "--out", folder / "out", "--no-report")
@@ -202,6 +213,7 @@ def test_names_of_a_trace_cannot_write_the_report(arena: Arena, folder: Path) ->
         (("--window", "900", "1000"), "no job was submitted from 900 to 1000 s"),
         (("--jobs", "0"), "--jobs 0 runs nothing"),
         (("--out", "{}/trace.csv"), "is a file"),
+        (("--out", "{}/trace.csv/deeper", "--no-report"), "deeper/runs: Not a directory. Name another --out"),
         (("--load", "1e-320"), "is out of reach"),
     ],
 )
@@ -245,6 +257,9 @@ def test_jobs_that_fit_nowhere_are_told_or_left_out(arena: Arena, folder: Path) 
     done = replay(arena, folder, trace="large.csv")
     assert done.code == 4
     assert "1 of 2 jobs can run nowhere on this cluster: huge (line 3)" in done.err
+    assert done.err.endswith("or leave such jobs out with --drop-unplaceable\n")
+    written(folder / "none.csv", table(ITP_HEAD, "huge,5,100,64"))
+    assert replay(arena, folder, "--drop-unplaceable", trace="none.csv").err.endswith("Make the cluster larger\n")
     document = replay(arena, folder, "--drop-unplaceable", "--json", trace="large.csv").document
     assert (document["replayed_job_count"], document["unplaceable_count"]) == (1, 1)
     assert document["trace"]["left_out_count"] == 1
