@@ -154,7 +154,8 @@ def _terms(job: JobView) -> list[tuple[str, str]]:
         if job.budget_usd is not None:
             left_usd = max(job.budget_usd - job.spent_usd, 0.0)
             budget = f" of a budget of {job.budget_usd:.6g}, {left_usd:.6g} left"
-        terms.append(("cost", f"{job.spent_usd:.6g} USD{budget}"))
+        so_far = "" if job.state.is_terminal else " so far"
+        terms.append(("cost", f"{job.spent_usd:.6g} USD{so_far}{budget}"))
     return terms
 
 

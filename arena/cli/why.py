@@ -12,7 +12,7 @@ from arena.cli.app import App, command
 from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
-from arena.domain.reason import Reason, ReasonCode
+from arena.domain.reason import Reason, ReasonCode, rough_text
 
 _OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
 _NOTES = {ReasonCode.KEPT: "has it", ReasonCode.OUTBID: "others pay more", ReasonCode.TIED: "too close to call"}
@@ -92,7 +92,7 @@ def _facts_text(reason: Reason) -> str:
 def _is_told(value: float | str, reason: Reason, told: set[str]) -> bool:
     if isinstance(value, str):
         return re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", str(reason)) is not None
-    return bool(told & {format(value, form) for form in (".0f", ".1f", ".2f", ".3g", ".6g")})
+    return bool(told & {rough_text(value), *(format(value, form) for form in (".0f", ".1f", ".2f", ".3g", ".6g"))})
 
 
 def _fact(value: float | str) -> str:

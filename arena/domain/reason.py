@@ -59,6 +59,7 @@ class ReasonCode(StrEnum):
     DEADLINE_BESIDE_SHARES = "deadline_beside_shares"
     DEADLINE_NEVER_BESIDE_SHARES = "deadline_never_beside_shares"
     DEADLINE_NOT_WEIGHED = "deadline_not_weighed"
+    STARTED_OFTEN = "started_often"
     RECLAIMED = "reclaimed"
     KEPT_FOR_SHARE = "kept_for_share"
     BEYOND_SHARE = "beyond_share"
@@ -75,7 +76,7 @@ class ReasonCode(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-# ``{count:s}`` is the s of a plural.
+# ``{count:s}`` is the s of a plural, ``{number:~}`` an estimate: rounded, so that nobody takes it for more.
 _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NOT_YET_EVALUATED: "not yet evaluated",
     ReasonCode.PLANNING: "its performance grid is being built",
@@ -167,6 +168,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "however late: it can only borrow"
     ),
     ReasonCode.DEADLINE_NOT_WEIGHED: "policy {policy} promises no deadlines",
+    ReasonCode.STARTED_OFTEN: (
+        "it was started again {count:.0f} times within an hour: it rests for {rest_s:.0f} s, unless its deadline "
+        "presses before"
+    ),
     ReasonCode.RECLAIMED: (
         "gives back {count:.0f} borrowed GPU{count:s}: project {project} has work for {claimed:.0f} {gpu_type} "
         "GPU{claimed:s} of the {guaranteed:.0f} it is guaranteed"
@@ -188,11 +193,12 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "which may take its grace"
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
-        "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, costs {needed_usd:.6g} USD"
+        "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, is estimated to cost "
+        "{needed_usd:~} USD"
     ),
     ReasonCode.BUDGET_NOT_ENOUGH: (
         "its budget of {budget_usd:.6g} USD is not enough: where it costs least, on {group}, "
-        "it needs {needed_usd:.6g} USD"
+        "it is estimated to need {needed_usd:~} USD"
     ),
     ReasonCode.PROJECT_UNKNOWN: "no job of project {project} is here; is {near} meant?",
     ReasonCode.PROJECT_WITHOUT_SHARE: "project {project} is guaranteed nothing, and no job of it is here; is it meant?",
@@ -210,10 +216,17 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
 }
 
 
-class _Count(float):
-    """A number that ends a noun as it must: ``{count:s}`` is an s unless it is one."""
+def rough_text(value: float) -> str:
+    """Return a number with the two digits that an estimate is good for."""
+    return f"{float(f'{value:.2g}'):.6g}"
+
+
+class _Number(float):
+    """A number that templates can also ask for the s of a plural (``s``), or for itself as an estimate (``~``)."""
 
     def __format__(self, form: str) -> str:
+        if form == "~":
+            return rough_text(self)
         return ("" if float(self) == 1.0 else "s") if form == "s" else super().__format__(form)
 
 
@@ -238,7 +251,7 @@ class Reason:
     names: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        values = _Missing({key: _Count(number) for key, number in self.numbers.items()})
+        values = _Missing({key: _Number(number) for key, number in self.numbers.items()})
         values.update(self.names)
         template = _TEMPLATES[self.code]
         try:

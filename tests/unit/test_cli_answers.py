@@ -232,7 +232,8 @@ def test_a_job_that_its_budget_keeps_from_running_says_how_it_goes_on(
     advice = f"to go on: `arena release w-1 --budget {budget}`"
     line = next(line for line in arena("status").out.splitlines() if line.startswith("w-1"))
     assert line.endswith(f"{said}; {advice}")
-    assert arena("why", "w-1").out.splitlines()[2] == f"  {advice}"
+    assert arena("why", "w-1").out.splitlines()[1:3] == [f"  {said}  [{said.code.value}]", f"  {advice}"]
+    assert "\ncost        0.0005 USD so far of a budget of 0.001, 0.0005 left\n" in arena("job", "w-1").out
     assert next(line for line in arena("job", "w-1").out.splitlines() if line.startswith("why")).endswith(advice)
 
 
@@ -260,3 +261,11 @@ def test_a_job_is_released_with_another_budget(arena: Arena, fake: FakeScheduler
     assert "is older and knows no --budget" in arena("release", "poor", "--budget", "0.003").err
     assert arena("release", "poor").err == ""
     assert arena("release", "poor", "--budget", "0").code == 2
+
+
+@pytest.mark.parametrize(
+    ("needed_usd", "shown"), [(0.00232413, "0.0023"), (1.0, "1"), (12.34, "12"), (12345.6, "12000"), (2e-9, "2e-09")]
+)
+def test_what_is_estimated_is_not_told_as_if_it_were_measured(needed_usd: float, shown: str) -> None:
+    said = str(reason(ReasonCode.BUDGET_TOO_SMALL, left_usd=0.5, needed_usd=needed_usd, group="cpu 1"))
+    assert said.endswith(f"its cheapest way to the end, cpu 1, is estimated to cost {shown} USD")
