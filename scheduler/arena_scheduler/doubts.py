@@ -20,6 +20,9 @@ DEFAULT_PROJECT: str = JobSpec.model_fields["project"].default
 OF_PROJECTS = frozenset({ReasonCode.PROJECT_UNKNOWN, ReasonCode.PROJECT_WITHOUT_SHARE})
 """Doubts about a project of which no job is here at the moment."""
 
+OF_CELLS = frozenset({ReasonCode.BUDGET_NOT_ENOUGH, ReasonCode.NEVER_BESIDE_SHARES})
+"""Doubts that further cells may take away."""
+
 _NOTHING = Guarantee(gpu_count_by_type={})
 
 

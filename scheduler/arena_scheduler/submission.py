@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from arena.domain.capability import job_refusals
@@ -30,8 +30,8 @@ from arena.errors import (
 from arena.policies.base import Admission
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.cluster_view import ClusterView
-from arena_scheduler.doubts import OF_PROJECTS, Known, doubts
-from arena_scheduler.grids import GridCache, largest_feasible
+from arena_scheduler.doubts import OF_CELLS, OF_PROJECTS, Known, doubts
+from arena_scheduler.grids import Built, GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import JobQuery, LiveStore
 
@@ -40,6 +40,7 @@ REQUESTS_REMEMBERED = 100_000
 PLANNED_WITHIN_S = 2.0
 """So long at most a grid is waited for that is not needed: for a warning, or for the deadline before this one."""
 
+AskGrid = Callable[[JobSpec, ClusterShape], Awaitable[Built]]
 AskAdmission = Callable[[ClusterState, JobSpec, Grid, float], Admission | None]
 
 
@@ -133,9 +134,13 @@ class Submission:
     async def _doubts(self, spec: JobSpec) -> tuple[Reason, ...]:
         """Return what the user of a job may not have meant."""
         shape, view = self._present_shape(), self._view
-        planned = await self._grid_if_soon(spec, shape)
+        planned = await self._grid_if_soon(self._grids.get, spec, shape)
         known = Known(state=view.state, shape=shape, tenants=view.tenants, usd_per_hour=view.usd_per_hour)
         found = tuple(doubts(spec, known, planned))
+        is_in_doubt = any(one.code in OF_CELLS for one in found) or (planned is not None and not planned.cells)
+        if is_in_doubt and self._grids.may_widen(spec, shape):
+            wide = await self._grid_if_soon(self._grids.widened, spec, shape)
+            found = found if wide is None else tuple(doubts(spec, known, wide))
         is_odd = any(one.code in OF_PROJECTS for one in found)
         if is_odd and await asyncio.to_thread(self._has_had_jobs, spec.project):
             return tuple(one for one in found if one.code not in OF_PROJECTS)
@@ -146,12 +151,12 @@ class Submission:
         query = JobQuery(project=project, states=frozenset({JobState.SUCCEEDED}))
         return bool(self._store.reader.list_jobs(query, None, 1).jobs)
 
-    async def _grid_if_soon(self, spec: JobSpec, shape: ClusterShape) -> Grid | None:
+    async def _grid_if_soon(self, ask: AskGrid, spec: JobSpec, shape: ClusterShape) -> Grid | None:
         """Return a job's grid; None if it takes long or cannot be made, for a warning keeps no job out."""
         if shape.pools:
             with contextlib.suppress(Exception):  # also a fault of the planner itself
                 async with asyncio.timeout(PLANNED_WITHIN_S):
-                    return (await self._grids.get(spec, shape)).grid
+                    return (await ask(spec, shape)).grid
         return None
 
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from arena.policies.base import Admission
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena_scheduler.access import Caller, Role
+from arena_scheduler.grids import Built
 from arena_scheduler.submission import Submission
-from tests.builders import command_spec, node_info, train_spec
+from tests.builders import command_spec, node_info, scaling_grid, train_spec
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
 
 ANN = Caller(user="ann", role=Role.USER)
@@ -174,6 +176,54 @@ async def test_a_job_that_may_wait_for_a_cluster_waits_for_no_grid_to_be_taken(t
             is_over.set()
     finally:
         is_over.set()
+
+
+class Widening:
+    """Grids whose cells over several GPU types are found in a second search."""
+
+    def __init__(self, plain: Grid, mixed: Grid) -> None:
+        self.plain, self.mixed = plain, mixed
+
+    async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        return Built(grid=self.plain, build_s=0.0)
+
+    def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
+        return True
+
+    async def widened(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        return Built(grid=replace(self.plain, mixed=self.mixed.cells), build_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("plain_counts", "mixed_counts", "budget_usd", "warned"),
+    [
+        ([], [(1,)], 0.001, ["budget_not_enough"]),  # it fits over several types only
+        ([], [(1,)], 1e6, []),
+        ([(4,)], [(1,)], 0.05, []),  # on one type it takes more GPUs than pay off
+        ([(4,)], [(1,)], 0.001, ["budget_not_enough"]),
+    ],
+)
+async def test_a_budget_is_weighed_with_what_several_gpu_types_would_cost(
+    tmp_path: Path,
+    plain_counts: list[tuple[int, ...]],
+    mixed_counts: list[tuple[int, ...]],
+    budget_usd: float,
+    warned: list[str],
+) -> None:
+    """One GPU of type a costs 0.02 USD for the job, four cost 0.08 since they are no faster."""
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=4, gpu_type="a"))
+        await agent.next_of("verdict")
+        parts = cluster.running._parts
+        parts.view.usd_per_hour = {"a": 0.65}
+        grids: Any = Widening(*(scaling_grid("a", counts, power=0.0) for counts in (plain_counts, mixed_counts)))
+        submission = Submission(
+            store=parts.store, inbox=parts.inbox, grids=grids, view=parts.view, admission=lambda *_: None
+        )
+        found = await submission.try_out(
+            train_spec("x", stop={"steps": 100}, budget_usd=budget_usd), ANN, allow_infeasible=False
+        )
+        assert [one.code for one in found.warnings] == warned
 
 
 class Failing:
