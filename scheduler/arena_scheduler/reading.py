@@ -75,6 +75,10 @@ class Reader(Protocol):
         """Return a page of jobs."""
         ...
 
+    def has_succeeded_in(self, project: str) -> bool:
+        """Tell whether a job of a project has succeeded, ever; it costs nothing to ask."""
+        ...
+
     def attempts_of(self, job_id: JobId) -> tuple[AttemptRecord, ...]:
         """Return a job's attempts, oldest first."""
         ...

@@ -16,7 +16,6 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
 from arena.domain.reason import Reason, ReasonCode, cause_of_refusal, reason
-from arena.domain.records import JobState
 from arena.engine.state import ClusterState, shape_of
 from arena.errors import (
     ArenaError,
@@ -33,7 +32,7 @@ from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.doubts import OF_CELLS, OF_PROJECTS, Known, doubts
 from arena_scheduler.grids import Built, GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
-from arena_scheduler.reading import JobQuery, LiveStore
+from arena_scheduler.reading import LiveStore
 
 INFEASIBLE_NAMED_MAX = 5
 REQUESTS_REMEMBERED = 100_000
@@ -142,14 +141,9 @@ class Submission:
             wide = await self._grid_if_soon(self._grids.widened, spec, shape)
             found = found if wide is None else tuple(doubts(spec, known, wide))
         is_odd = any(one.code in OF_PROJECTS for one in found)
-        if is_odd and await asyncio.to_thread(self._has_had_jobs, spec.project):
+        if is_odd and await asyncio.to_thread(self._store.reader.has_succeeded_in, spec.project):
             return tuple(one for one in found if one.code not in OF_PROJECTS)
         return found
-
-    def _has_had_jobs(self, project: str) -> bool:
-        """Tell whether a job of a project has succeeded, ever; one that was cancelled may have been a slip as well."""
-        query = JobQuery(project=project, states=frozenset({JobState.SUCCEEDED}))
-        return bool(self._store.reader.list_jobs(query, None, 1).jobs)
 
     async def _grid_if_soon(self, ask: AskGrid, spec: JobSpec, shape: ClusterShape) -> Grid | None:
         """Return a job's grid; None if it takes long or cannot be made, for a warning keeps no job out."""

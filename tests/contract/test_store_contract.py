@@ -33,7 +33,7 @@ from arena.errors import InternalError
 from arena.policies.base import Decision
 from arena_scheduler.reading import HistoryQuery, JobCursor, JobQuery, LiveStore
 from arena_scheduler.store.writes import SqliteStore
-from tests.builders import allocation_on, job_record, node_info, scaling_grid, shape
+from tests.builders import allocation_on, job_record, node_info, scaling_grid, shape, train_spec
 from tests.fakes.memory_store import MemoryStore
 
 EVERYTHING = JobQuery()
@@ -249,3 +249,11 @@ def test_twenty_thousand_jobs_are_paged(tmp_path: Path) -> None:
     assert [job.job_id for job in page.jobs] == [f"j{n}" for n in range(9, -1, -1)]
     assert (page.total_count, page.after) == (20_000, None)
     store.close()
+
+
+def test_a_project_is_known_once_a_job_of_it_has_succeeded(store: LiveStore) -> None:
+    first, second = (job_record(name, train_spec(name, project=name)) for name in ("a", "b"))
+    store.commit([step(first, second)])
+    assert not store.reader.has_succeeded_in("a")
+    store.commit([step(replace(first, state=JobState.SUCCEEDED), replace(second, state=JobState.CANCELLED))])
+    assert [store.reader.has_succeeded_in(name) for name in ("a", "b", "c")] == [True, False, False]

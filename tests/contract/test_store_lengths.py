@@ -89,6 +89,7 @@ def test_a_database_of_the_first_schema_gives_back_what_ended_before(tmp_path: P
     store = SqliteStore.open(path)
     try:
         assert store.load().lengths == grown(jobs)
+        assert store.reader.has_succeeded_in("default")
     finally:
         store.close()
 

@@ -17,6 +17,7 @@ import pytest
 
 from arena.domain.events import GridBuilt, JobSubmitted, Tick
 from arena.domain.job import JobId
+from arena.domain.records import JobState
 from arena.engine.ports import Step
 from arena.errors import AlreadyRunningError, ResourceExhaustedError, UnavailableError
 from arena_scheduler.reading import JobQuery
@@ -245,3 +246,24 @@ def test_only_the_schedulers_account_can_read_what_users_submitted(tmp_path: Pat
         os.umask(before)
     assert {"arena.db", "arena.db-wal", "arena.db-shm"} <= modes.keys()
     assert set(modes.values()) == {0}
+
+
+def test_the_lookup_of_a_project_reads_one_row_however_many_jobs_there_are(tmp_path: Path) -> None:
+    """By SQLite's own account of what it does: instructions of its virtual machine, which is the same on any host."""
+
+    def instructions_of(job_count: int) -> int:
+        store = SqliteStore.open(tmp_path / f"{job_count}.db")
+        try:
+            jobs = tuple(job_record(f"j{number}", state=JobState.SUCCEEDED) for number in range(job_count))
+            store.commit([Step(event=Tick(), at_s=1.0, jobs=jobs)])
+            counted: list[int] = []
+            with store._reader_engine.connect() as connection:
+                raw = connection.connection.driver_connection
+                assert raw is not None
+                raw.set_progress_handler(lambda: counted.append(1), 1)
+            assert not store.reader.has_succeeded_in("another")
+            return len(counted)
+        finally:
+            store.close()
+
+    assert 0 < instructions_of(2_000) <= instructions_of(1)

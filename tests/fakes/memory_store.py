@@ -116,6 +116,10 @@ class MemoryStore:
         cursor = JobCursor(submitted_at_s=last.submitted_at_s, job_id=last.job_id) if last else None
         return JobPage(jobs=page, after=cursor, total_count=len(found))
 
+    def has_succeeded_in(self, project: str) -> bool:
+        """Tell whether a job of a project has succeeded, ever."""
+        return any(job.spec.project == project and job.state is JobState.SUCCEEDED for job in self._jobs.values())
+
     def attempts_of(self, job_id: JobId) -> tuple[AttemptRecord, ...]:
         """Return a job's attempts, oldest first."""
         mine = (attempt for attempt in self._attempts.values() if attempt.job_id == job_id)

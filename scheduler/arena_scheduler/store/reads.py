@@ -15,7 +15,7 @@ from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobStat
 from arena.policies.base import Decision
 from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
 from arena_scheduler.store.records import ATTEMPT_JSON, DECISION_JSON, GRID_JSON, HISTORY_JSON, JOB_JSON
-from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOBS
+from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOBS, PROJECTS
 
 _IDS_AT_ONCE = 500
 
@@ -62,6 +62,12 @@ class SqliteReader:
         last = jobs[-1] if len(rows) > count_max else None
         cursor = JobCursor(submitted_at_s=last.submitted_at_s, job_id=last.job_id) if last else None
         return JobPage(jobs=jobs, after=cursor, total_count=total)
+
+    def has_succeeded_in(self, project: str) -> bool:
+        """Tell whether a job of a project has succeeded, ever."""
+        with self._engine.begin() as connection:
+            found = connection.scalar(select(PROJECTS.c.project).where(PROJECTS.c.project == project))
+        return found is not None
 
     def attempts_of(self, job_id: JobId) -> tuple[AttemptRecord, ...]:
         """Return a job's attempts, oldest first."""

@@ -30,6 +30,9 @@ JOBS = Table(
     Index("jobs_by_end", "state", "ended_at_s", "job_id"),
 )
 
+# Those of which a job has ever succeeded; one that was cancelled may have been a slip of the pen.
+PROJECTS = Table("projects", METADATA, Column("project", String, primary_key=True))
+
 ATTEMPTS = Table(
     "attempts",
     METADATA,

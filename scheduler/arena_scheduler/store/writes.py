@@ -54,6 +54,7 @@ from arena_scheduler.store.schema import (
     JOBS,
     META,
     NODES,
+    PROJECTS,
 )
 
 _log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ _PUT_JOB = _upsert(JOBS)
 _PUT_ATTEMPT = _upsert(ATTEMPTS)
 _PUT_NODE = _upsert(NODES)
 _PUT_JOB_GRID = _upsert(JOB_GRIDS)
+_PUT_PROJECT = insert(PROJECTS).on_conflict_do_nothing()
 _PUT_GRID = insert(GRIDS).on_conflict_do_nothing()
 _DROP_HOLDINGS = delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by"))
 _LATEST_ENDS = (
@@ -248,6 +250,8 @@ class _Rows:
         self._attempts = {attempt.attempt_id: attempt for step in steps for attempt in step.attempts}
         nodes = {node.node_id: node for step in steps for node in step.nodes}
         self._job_rows = [_job_row(job) for job in self._jobs.values()]
+        done = {job.spec.project for job in self._jobs.values() if job.state is JobState.SUCCEEDED}
+        self._project_rows = [{"project": project} for project in sorted(done)]
         self._attempt_rows = [_attempt_row(attempt) for attempt in self._attempts.values()]
         self._node_rows = [_node_row(node) for node in nodes.values()]
         self._history_rows = [_history_row(entry) for step in steps for entry in step.history]
@@ -272,6 +276,7 @@ class _Rows:
     def write(self, connection: Connection) -> None:
         """Write all rows, referenced ones first."""
         _execute(connection, _PUT_JOB, self._job_rows)
+        _execute(connection, _PUT_PROJECT, self._project_rows)
         _execute(connection, _PUT_NODE, self._node_rows)
         _execute(connection, _PUT_ATTEMPT, self._attempt_rows)
         self._write_holdings(connection)
