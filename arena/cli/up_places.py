@@ -61,7 +61,9 @@ def explained(error: UnavailableError, address: str) -> UnavailableError:
     here = next((place for place in places if place.address == address), None)
     if here is None:
         return _elsewhere(error, [place for place in places if place.is_alive])
-    again = f"start it again with `arena up --dir {quoted(here.directory)}`, its jobs are kept"
+    is_usual = here.directory == str((state_home() / "up").absolute())
+    option = "" if is_usual else f" --dir {quoted(here.directory)}"
+    again = f"start it again with `arena up{option}`, its jobs are kept"
     named = f"`arena up` on {quoted(here.directory)}"
     if here.is_alive:
         fix = f"try again in a moment; {quoted(str(Path(here.directory) / 'up.log'))} has what became of its scheduler"

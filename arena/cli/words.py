@@ -106,7 +106,7 @@ def reasons_text(reasons: Iterable[Reason]) -> str:
 
 
 def way_on(job: JobView, reasons: Iterable[Reason] | None = None) -> str:
-    """Return the command that has a job go on whose budget keeps it from running; nothing where that is not so.
+    """Return the command that has a job go on, or reach its end, where its budget keeps it from that; else nothing.
 
     Args:
         reasons: What is said of it, where that is not what its view holds.
@@ -118,7 +118,8 @@ def way_on(job: JobView, reasons: Iterable[Reason] | None = None) -> str:
         needed_usd = _WITH_SPARE * (job.spent_usd + one.numbers.get("needed_usd", 0.0))
         # Of one that was stopped nobody tells what it needs to its end.
         more_usd = needed_usd if one.code is ReasonCode.BUDGET_TOO_SMALL else 2.0 * budget_usd
-        return f"to go on: `arena release {quoted(job.job_id)} --budget {_rounded_up(more_usd):.6g}`"
+        aim = "to go on" if job.state in {JobState.QUEUED, JobState.HELD} else "to reach its end"
+        return f"{aim}: `arena release {quoted(job.job_id)} --budget {_rounded_up(more_usd):.6g}`"
     return ""
 
 

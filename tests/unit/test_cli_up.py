@@ -128,6 +128,12 @@ def test_who_finds_nobody_is_told_that_it_was_stopped_or_is_gone_or_comes_back(
     with known_place(place(tmp_path, pid=killed)):
         running = written.read_text()
     written.write_text(running)
+    usual = tmp_path / "arena" / "up"
+    usual.mkdir()
+    with known_place(place(usual)):
+        pass
+    assert "Start it again with `arena up`, its jobs are kept" in told()
+    written.write_text(running)
     assert f"`arena up` on {tmp_path} is not there any more, and could not say why" in told()
 
 
