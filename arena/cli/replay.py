@@ -81,7 +81,8 @@ if TYPE_CHECKING:
 @click.option(
     "--restart-s",
     type=FiniteRange(0, 1e9),
-    help="Seconds of every start and restart; default: what the log of a scheduler says, else 60.",
+    help="Seconds of every start and restart; default: what the log of a scheduler says (what starts of programs took, "
+    "and what it went by for others), else 60.",
 )
 @click.option(
     "--restart-per-gpu-s", type=FiniteRange(0, 1e9), help="So many seconds for each GPU instead, up to --restart-s."
@@ -164,8 +165,9 @@ def replay(app: App, file: str, **options: Any) -> None:
     directory = _directory(options)
     settings = _settings(options, policies)
     trace = _part(read_with_options(file, options), options)
-    if options["restart_s"] is None and trace.restart_s is not None:
-        settings = replace(settings, restart_s=trace.restart_s)
+    if options["restart_s"] is None:
+        restart_s = settings.restart_s if trace.restart_s is None else trace.restart_s
+        settings = replace(settings, restart_s=restart_s, program_start_s=trace.program_start_s)
     files = Files(
         cluster=options["cluster_file"],
         grids=options["grids"],

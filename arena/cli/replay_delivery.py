@@ -129,6 +129,8 @@ def _changes_text(inputs: Inputs) -> str:
     if options.restart_per_gpu_s is not None:
         start = f"start {options.restart_per_gpu_s:g} s a GPU, {options.restart_s:g} s at most"
     parts = [start]
+    if options.program_start_s is not None:
+        parts[0] += f"; of programs {options.program_start_s:.3g} s, the mean of the log"
     if options.save_s:
         parts.append(f"save {options.save_s:g} s")
     if options.storage_gb_per_s is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from arena.domain.allocation import GpuGroup
+from arena.domain.job import JobSpec
 from arena.errors import UserError
 from arena.sim.costs import (
     CheckpointRestart,
@@ -17,6 +19,18 @@ from arena.sim.costs import (
 )
 
 _GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnStartOfPrograms:
+    """Programs, which keep no checkpoints and load nothing of ours, start in a time of their own."""
+
+    start_s: float
+    others: RestartCost
+
+    def restart_s(self, spec: JobSpec, group: GpuGroup, *, is_first: bool) -> float:
+        """Return the seconds from processes being up to the first step."""
+        return self.start_s if spec.command is not None else self.others.restart_s(spec, group, is_first=is_first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +50,7 @@ class ReplayOptions:
         steps: Share of the steps that the trace states.
         needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
         projects: Shares of the jobs without a project that are dealt to each.
+        program_start_s: Seconds of a start of a program, where they are not those of other jobs.
         ignores_budgets: Whether budgets of specifications bind nobody.
     """
 
@@ -56,6 +71,7 @@ class ReplayOptions:
     needs_data_parallel: bool = False
     projects: tuple[tuple[str, float], ...] = ()
     ignores_budgets: bool = False
+    program_start_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.storage_gb_per_s is not None and self.restart_per_gpu_s is not None:
@@ -86,6 +102,8 @@ class ReplayOptions:
             restart = PerGpuRestart(per_gpu_s=self.restart_per_gpu_s, most_s=self.restart_s)
         elif storage is not None:
             restart = CheckpointRestart(storage=storage, setup_s=self.restart_s)
+        if self.program_start_s is not None:
+            restart = OwnStartOfPrograms(start_s=self.program_start_s, others=restart)
         return SimCosts(
             start_s=0.0,
             restart=restart,

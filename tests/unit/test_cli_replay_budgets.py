@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from arena.domain.allocation import Allocation, GpuGroup
-from arena.domain.job import JobId
+from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import AttemptRecord, EndKind, JobState
@@ -16,8 +16,8 @@ from arena_traces.formats.log_writing import log_job, log_lines
 from tests.builders import command_spec, job_record
 from tests.fakes.command_line import Arena
 
-RAN_S = 1_000.0
-"""Of every job, at 1 USD a second."""
+RAN_S, START_S = 1_000.0, 20.0
+"""Of every job, at 1 USD a second, after its start."""
 
 
 def ran(job_id: str, **fields: Any) -> Any:
@@ -37,8 +37,8 @@ def ran(job_id: str, **fields: Any) -> Any:
         decision_index=1,
         decided_at_s=0.0,
         launched_at_s=0.0,
-        first_step_at_s=0.0,
-        ended_at_s=RAN_S,
+        first_step_at_s=START_S,
+        ended_at_s=START_S + RAN_S,
         outcome=EndKind.FINISHED,
     )
     return log_job(job, job.spec, [attempt])
@@ -64,7 +64,7 @@ def test_who_cannot_pay_on_is_given_up_where_each_policy_sees_it(arena: Arena, f
     found = replayed(arena, folder, "--policy", "fcfs,arena")
     assert [one["given_up_job_count"] for one in found.values()] == [1, 1]
     fcfs_s, arena_s = (one["gpu_hours"] * 3600 for one in found.values())
-    assert arena_s == pytest.approx(2 * (RAN_S + 25)), "it is never started where it cannot pay for its end"
+    assert arena_s == pytest.approx(2 * (RAN_S + START_S)), "it is never started where it cannot pay for its end"
     assert fcfs_s == pytest.approx(arena_s + 450), "it is stopped in time for its saving to be paid for"
 
 
@@ -72,18 +72,24 @@ def test_budgets_can_be_left_aside(arena: Arena, folder: Path) -> None:
     found = replayed(arena, folder, "--policy", "fcfs,arena", "--ignore-budgets")
     for figures in found.values():
         assert figures["given_up_job_count"] == 0
-        assert figures["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + 25))
+        assert figures["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + START_S))
 
 
-def test_a_restart_costs_what_the_log_says_unless_told_otherwise(arena: Arena, folder: Path) -> None:
+def test_a_start_costs_what_the_log_says_unless_told_otherwise(arena: Arena, folder: Path) -> None:
     told = replayed(arena, folder, "--ignore-budgets", "--restart-s", 5)
     assert told["fcfs"]["gpu_hours"] * 3600 == pytest.approx(3 * (RAN_S + 5))
     done = arena("replay", folder / "log.jsonl", "--cluster", folder / "cluster.yaml")
-    assert "start 25 s, as the log says" in done.out
+    assert "start 25 s, as the log says; of programs 20 s, the mean of the log" in done.out
     assert "budgets     2 of the jobs have one; who cannot pay on is given up" in done.out
     assert "BUDGETS" in done.out
 
 
-def test_a_log_that_does_not_say_costs_a_minute_as_any_other_trace(arena: Arena, folder: Path) -> None:
-    (folder / "log.jsonl").write_text("".join(log_lines([ran("one")], exported_at_s=10_000.0)))
-    assert replayed(arena, folder)["fcfs"]["gpu_hours"] * 3600 == pytest.approx(RAN_S + 60)
+def test_in_a_log_that_does_not_say_only_programs_start_as_they_did(arena: Arena, folder: Path) -> None:
+    workload = {"name": "net__1B", "global_batch": 8}
+    spec = JobSpec.model_validate({"name": "net", "workload": workload, "stop": {"steps": 10}})
+    job = job_record("net", spec, state=JobState.QUEUED)
+    jobs = [ran("one"), log_job(job, spec, [])]
+    (folder / "log.jsonl").write_text("".join(log_lines(jobs, exported_at_s=10_000.0)))
+    (folder / "steps.csv").write_text("workload,global_batch,group,step_time_s\nnet__1B,8,cpu 1,7\n")
+    figures = replayed(arena, folder, "--grids", folder / "steps.csv")["fcfs"]
+    assert figures["gpu_hours"] * 3600 == pytest.approx((RAN_S + START_S) + (10 * 7 + 60))

@@ -82,6 +82,16 @@ def test_a_command_ran_on_what_it_asked_for(file: Path) -> None:
     assert found.outcome is TraceOutcome.FAILED
 
 
+def test_what_starts_took_is_the_mean_over_launches_of_programs(file: Path) -> None:
+    program = job_record("c1", command_spec("c1"), state=JobState.SUCCEEDED)
+    trained = job_record("j1", state=JobState.SUCCEEDED, progress=Progress(step=9))
+    starts = [attempt("c1", 1, [1], from_s=2.0, to_s=7.0), attempt("c1", 2, [1], from_s=0.0, to_s=9.0)]
+    logged(file, (program, starts), (trained, [attempt("j1", 1, [1], from_s=90.0, to_s=100.0)]))
+    assert read_trace(file).program_start_s == 1.0
+    logged(file, (trained, [attempt("j1", 1, [1], from_s=90.0, to_s=100.0)]))
+    assert read_trace(file).program_start_s is None
+
+
 def test_a_cancelled_job_is_as_long_as_it_was(file: Path) -> None:
     job = job_record("j1", state=JobState.CANCELLED, progress=Progress(step=17))
     logged(file, (job, [attempt("j1", 1, [1], from_s=10.0, to_s=27.0)]))

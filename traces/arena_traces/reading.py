@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -79,6 +80,7 @@ class _Collector:
         self._contents: dict[JobId, set[TraceJob]] = {}
         self._dropped: defaultdict[Defect, list[int]] = defaultdict(list)
         self._repaired: defaultdict[Defect, list[int]] = defaultdict(list)
+        self._program_starts_s: list[float] = []
 
     def add(self, row: Parsed | Flawed) -> None:
         """Take one row in.
@@ -109,7 +111,15 @@ class _Collector:
             repaired_lines={defect: tuple(lines) for defect, lines in self._repaired.items()},
         )
         jobs = tuple(sorted(self._jobs, key=order))
-        return Trace(source=source, jobs=jobs, accounting=accounting, spec_by_job=self._specs, restart_s=restart_s)
+        starts_s = self._program_starts_s
+        return Trace(
+            source=source,
+            jobs=jobs,
+            accounting=accounting,
+            spec_by_job=self._specs,
+            restart_s=restart_s,
+            program_start_s=math.fsum(starts_s) / len(starts_s) if starts_s else None,
+        )
 
     def _with_own_id(self, row: Parsed) -> Parsed:
         """Return the row under an id that no other has; a defect says so where that is not its own."""
@@ -134,6 +144,8 @@ class _Collector:
             self._repaired[defect].append(job.row)
         if row.spec is not None:
             self._specs[job.job_id] = row.spec
+            if row.spec.command is not None:
+                self._program_starts_s.extend(row.starts_s)
 
 
 def _content(job: TraceJob) -> TraceJob:

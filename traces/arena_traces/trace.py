@@ -97,6 +97,7 @@ class Trace:
         draws: What chance gave its jobs, in the order of the jobs.
         spec_by_job: Specifications, where the source has them (Arena's own log).
         restart_s: What a restart took where the jobs ran, None where the source does not say.
+        program_start_s: What the start of a program took there, in the mean, likewise.
     """
 
     source: Source
@@ -106,6 +107,7 @@ class Trace:
     draws: tuple[Draw, ...] = ()
     spec_by_job: Mapping[JobId, JobSpec] = field(default_factory=dict)
     restart_s: float | None = None
+    program_start_s: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.jobs) != self.accounting.job_count:

@@ -22,11 +22,13 @@ class Parsed:
     Args:
         repairs: What had to be mended.
         spec: Its specification, where the format has one.
+        starts_s: What each of its starts took, from its launch until it ran, where the format says.
     """
 
     job: TraceJob
     repairs: tuple[Defect, ...] = ()
     spec: JobSpec | None = None
+    starts_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,7 +235,7 @@ def parsed_job(job: LogJob, row: int, exported_at_s: float) -> Parsed:
         project=spec.project,
         outcome=_OUTCOMES.get(job.state, TraceOutcome.RUNNING),
     )
-    return Parsed(job=made, spec=spec)
+    return Parsed(job=made, spec=spec, starts_s=tuple(_starts_s(job)))
 
 
 _OUTCOMES = {
@@ -265,6 +265,12 @@ def _ran_s(attempt: LogAttempt, exported_at_s: float) -> float:
     if ended_at_s < attempt.first_step_at_s:
         raise FlawError(Defect.NEGATIVE, f"attempt {attempt.attempt_id} ended before it began")
     return ended_at_s - attempt.first_step_at_s
+
+
+def _starts_s(job: LogJob) -> Iterator[float]:
+    for one in job.attempts:
+        if one.first_step_at_s is not None:
+            yield max(0.0, one.first_step_at_s - one.launched_at_s)
 
 
 def _step_count(job: LogJob) -> int | None:
