@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -25,7 +25,8 @@ from arena.policies.priced.pace import paces
 from arena.policies.priced.roster import Roster, roster_of
 from arena.policies.priced.supply import supply_of
 
-TABLES_REMEMBERED = 10_000
+TABLES_KEPT = 64
+"""Tables of grids of former jobs that are kept besides as many as there are jobs."""
 SHAPES_REMEMBERED = 8
 MOVES_MAX = 4
 MOVES_S = 3_600.0
@@ -242,11 +243,19 @@ class RowTables:
             job_id=job.job_id, table=table, holding=holding, kept_speed=speed or 0.0, is_shapeable=is_shapeable
         )
 
-    def forget(self) -> None:
-        """Forget all where it has become much: between decisions, since within one a grid has one table."""
-        if len(self._made) >= TABLES_REMEMBERED:
-            self._made.clear()
-            self._rosters.clear()
+    def __len__(self) -> int:
+        """Return how many tables are kept."""
+        return len(self._made)
+
+    def forget(self, grids: Collection[Grid]) -> None:
+        """Forget the tables of grids that no job has any more, once they are the larger part.
+
+        Between decisions: those of the present one keep theirs, since within one a grid has one table.
+        """
+        if len(self._made) > 2 * len(grids) + TABLES_KEPT:
+            present = set(map(id, grids))
+            for key in [key for key in tuple(self._made) if key[0] not in present]:
+                del self._made[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +264,18 @@ class Tables:
 
     _made: dict[tuple[Row, ...], RowTables] = field(default_factory=dict, repr=False, compare=False)
 
-    def over(self, rows: tuple[Row, ...]) -> RowTables:
-        """Return the tables over some rows; those of earlier shapes of the cluster are forgotten in time."""
+    def over(self, rows: tuple[Row, ...], grids: Collection[Grid]) -> RowTables:
+        """Return the tables over some rows; those of earlier shapes of the cluster are forgotten in time.
+
+        Args:
+            grids: Those that jobs have at present: what belongs to others may be forgotten.
+        """
         found = self._made.get(rows)
         if found is None:
             if len(self._made) >= SHAPES_REMEMBERED:
                 self._made.clear()
             found = self._made[rows] = RowTables(rows)
-        found.forget()
+        found.forget(grids)
         return found
 
 
@@ -332,7 +345,7 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
         is_fine: Whether there is a row for so many GPUs together on one node, whatever the number.
     """
     rows, now_s = rows_of(snapshot.shape, is_fine=is_fine), snapshot.now_s
-    made = tables.over(rows)
+    made = tables.over(rows, snapshot.grids.values())
     roster = made.roster(snapshot)
     moves = _moves(roster, now_s)
     movable = _movable(snapshot, roster, moves)
@@ -351,7 +364,7 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
 def waiting_market(snapshot: Snapshot, tables: Tables) -> Market:
     """Return what those compete for that wait, if nobody gives up anything for them."""
     rows = rows_of(snapshot.shape)
-    roster = tables.over(rows).roster(snapshot, is_all=False)
+    roster = tables.over(rows, snapshot.grids.values()).roster(snapshot, is_all=False)
     competing = _waiting(roster)
     contenders = _contenders(roster, competing, np.zeros(len(roster.ids), dtype=np.intp), snapshot.now_s)
     supply, kept = supply_of(roster, snapshot.capacity, rows, competing[:0])
