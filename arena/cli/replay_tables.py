@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from arena.cli.quoting import escaped
 from arena.cli.replay_results import RATIO_FIGURES, Study
-from arena.cli.words import NOTHING
+from arena.cli.words import NOTHING, hours_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,9 @@ class _Column:
     of_ended: bool = False
 
 
+_HOURS = "hours"
+"""Form of GPU-hours, of which a small study has few."""
+
 _TIMES = (
     _Column(heading="AVG_JCT", figure="avg_jct_s"),
     _Column(heading="P50", figure="p50_jct_s"),
@@ -45,7 +48,7 @@ _TIMES = (
     _Column(heading="MAKESPAN", figure="makespan_s", of_ended=True),
 )
 _COSTS = (
-    _Column(heading="GPU_HOURS", figure="gpu_hours", form=",.1f"),
+    _Column(heading="GPU_HOURS", figure="gpu_hours", form=_HOURS),
     _Column(heading="LOST%", figure="lost_share", form=".1f", factor=100.0),
     _Column(heading="UTIL%", figure="utilisation", form=".1f", factor=100.0),
     _Column(heading="RESTARTS", figure="restarts_per_job", form=".2f"),
@@ -55,7 +58,7 @@ _COSTS = (
 _LOSSES = (
     _Column(heading="FAILED", figure="failed_node_count", form=",.1f"),
     _Column(heading="RECLAIMED", figure="reclaimed_node_count", form=",.1f"),
-    _Column(heading="LOST_GPU_HOURS", figure="lost_gpu_hours", form=",.1f"),
+    _Column(heading="LOST_GPU_HOURS", figure="lost_gpu_hours", form=_HOURS),
 )
 _ONLY_WHOLE = (_Column(heading="DECISION_MS", figure="decision_ms_p99", form=",.2f"),)
 _RATIO_HEADINGS = {
@@ -129,7 +132,9 @@ def _count(study: Study, policy: str, scope: str, figure: str) -> str:
 
 
 def _cell(value: float | None, column: _Column) -> str:
-    return NOTHING if value is None else format(value * column.factor, column.form)
+    if value is None:
+        return NOTHING
+    return hours_text(value) if column.form == _HOURS else format(value * column.factor, column.form)
 
 
 def _sizes_table(study: Study) -> TextTable:
@@ -172,7 +177,7 @@ def _tenants_table(study: Study) -> TextTable:
             escaped(policy),
             escaped(one["project"]) or "(others)",
             ", ".join(f"{count} {escaped(gpu_type)}" for gpu_type, count in one["guaranteed"].items()) or NOTHING,
-            *(f"{one[name]:,.1f}" for name in ("gpu_hours", "borrowed_gpu_hours")),
+            *(hours_text(one[name]) for name in ("gpu_hours", "borrowed_gpu_hours")),
             *(f"{one[name]:,.0f}" for name in ("below_share_s", "below_share_s_max", "avg_jct_s")),
         )
         for policy in study.policies

@@ -11,7 +11,7 @@ import click
 from arena.cli.app import App, LocalGroup, command, flags_of, shared_options
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
-from arena.cli.words import NOTHING
+from arena.cli.words import NOTHING, hours_text
 from arena.errors import UserError
 from arena.units import format_count, format_duration
 
@@ -177,7 +177,7 @@ def _stats_rows(found: TraceStatistics, gpu_count: int | None) -> Iterator[tuple
     yield "jobs by GPUs", histogram or NOTHING
     yield "durations", _durations_text(found)
     yield "jobs with steps", f"{found.step_job_count:,}"
-    yield "GPU-hours", _number(found.gpu_hours, ",.1f")
+    yield "GPU-hours", NOTHING if found.gpu_hours is None else hours_text(found.gpu_hours)
     yield "busy GPUs", f"{_number(found.busy_gpus_mean, ',.1f')} on average over the span"
     if gpu_count is not None:
         load = _percent(found.offered_load)

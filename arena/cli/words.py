@@ -78,6 +78,11 @@ def short_text(value: float) -> str:
     return f"{rounded:,.4f}".rstrip("0").rstrip(".") if abs(rounded) >= 0.00005 else "0"
 
 
+def hours_text(hours: float) -> str:
+    """Return hours with a tenth of one, and what is below ten with three digits that matter."""
+    return f"{hours:,.1f}" if hours >= 9.95 or not hours else short_text(hours)
+
+
 def age_text(at_s: float | None, now_s: float) -> str:
     """Return how long ago an instant of the scheduler's clock was."""
     return NOTHING if at_s is None else f"{format_duration(max(0.0, now_s - at_s))} ago"

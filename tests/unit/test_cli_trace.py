@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from arena.cli.words import hours_text
 from tests.fakes.command_line import Arena
 from tests.trace_files import ITP_HEAD, table, written
 
@@ -72,6 +73,13 @@ def test_a_broken_trace_is_an_error_with_its_line(arena: Arena, tmp_path: Path) 
     unknown = arena("trace", "check", file, "--drop", "negativ")
     assert (unknown.code, unknown.out) == (4, "")
     assert "there is no defect of that name. Did you mean negative? These can be dropped: bad_quotes, " in unknown.err
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"), [(0.0, "0.0"), (0.00583, "0.0058"), (4.0333, "4.03"), (9.96, "10.0"), (1234.56, "1,234.6")]
+)
+def test_few_hours_have_digits_that_matter(hours: float, text: str) -> None:
+    assert hours_text(hours) == text
 
 
 def test_one_is_no_plural(arena: Arena, tmp_path: Path) -> None:
