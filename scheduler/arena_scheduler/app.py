@@ -35,6 +35,7 @@ from arena_scheduler.grids import GridCache
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.log_relay import LogRelay
 from arena_scheduler.loop import Driver
+from arena_scheduler.outputs import Outputs
 from arena_scheduler.reading import LiveStore
 from arena_scheduler.services.admin import AdminService
 from arena_scheduler.services.agents import AgentService
@@ -253,7 +254,12 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
     reader = parts.store.reader
     slots = StreamSlots()
     submission = Submission(
-        store=parts.store, inbox=parts.inbox, grids=parts.grids, view=parts.view, admission=parts.admission
+        store=parts.store,
+        inbox=parts.inbox,
+        grids=parts.grids,
+        view=parts.view,
+        outputs=Outputs(parts.config.output_root, lambda: parts.view.state.jobs),
+        admission=parts.admission,
     )
     jobs = JobService(
         access=access,

@@ -32,6 +32,7 @@ from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.doubts import OF_CELLS, OF_PROJECTS, Known, doubts
 from arena_scheduler.grids import Built, GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
+from arena_scheduler.outputs import Outputs
 from arena_scheduler.reading import LiveStore
 
 INFEASIBLE_NAMED_MAX = 5
@@ -99,16 +100,25 @@ class Submission:
     one after the other.
 
     Args:
+        outputs: Knows which job writes its model where.
         admission: Asks the policy whether the deadline of a job that is not submitted yet could be promised.
     """
 
     def __init__(
-        self, *, store: LiveStore, inbox: Inbox, grids: GridCache, view: ClusterView, admission: AskAdmission
+        self,
+        *,
+        store: LiveStore,
+        inbox: Inbox,
+        grids: GridCache,
+        view: ClusterView,
+        outputs: Outputs,
+        admission: AskAdmission,
     ) -> None:
         self._store = store
         self._inbox = inbox
         self._grids = grids
         self._view = view
+        self._outputs = outputs
         self._admission = admission
         self._admitting = asyncio.Lock()
         self._under_way: dict[tuple[str, str], asyncio.Future[JobId]] = {}
@@ -124,6 +134,7 @@ class Submission:
         """
         _refuse_for_good(spec)
         _user_of(spec, caller)
+        self._outputs.refuse_taken(spec)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
         warnings = await self._doubts(spec)
@@ -159,7 +170,7 @@ class Submission:
         Raises:
             UserError: There is no request id, or another user's job has it; no cluster could run the job.
             InfeasibleError: No group of the present cluster can hold the job.
-            RefusedError: Its deadline is strict and cannot be promised.
+            RefusedError: Its deadline is strict and cannot be promised, or another job writes to its place.
             ResourceExhaustedError: Nothing can be written.
         """
         if not request_id:
@@ -286,6 +297,10 @@ class Submission:
         recent = self._recent.get(request_id)
         if recent is not None:
             return _repeated(*recent, user)
+        owner = self._view.state.jobs.get(self._outputs.owner(spec) or JobId(""))
+        if owner is not None and owner.request_id == request_id:  # said before, to a scheduler before this one
+            return _repeated(owner.job_id, owner.user, user)
+        self._outputs.refuse_taken(spec)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
         warnings = await self._doubts(spec)
@@ -298,7 +313,8 @@ class Submission:
             allow_infeasible=allow_infeasible,
         )
         try:
-            await self._inbox.request(event)
+            with self._outputs.taken(spec, job_id):
+                await self._inbox.request(event)
         except InternalError:
             # The table keeps request ids unique: most likely this one was accepted long ago.
             known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)

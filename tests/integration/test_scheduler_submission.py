@@ -20,6 +20,7 @@ from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.grids import Built
+from arena_scheduler.outputs import Outputs
 from arena_scheduler.submission import Submission
 from tests.builders import command_spec, node_info, scaling_grid, train_spec
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
@@ -82,6 +83,7 @@ def promising(cluster: Cluster) -> Submission:
         inbox=parts.inbox,
         grids=parts.grids,
         view=parts.view,
+        outputs=Outputs("", lambda: parts.view.state.jobs),
         admission=lambda *_: Admission(is_promised=True, earliest_end_s=1e9),
     )
 
@@ -218,7 +220,12 @@ async def test_a_budget_is_weighed_with_what_several_gpu_types_would_cost(
         parts.view.usd_per_hour = {"a": 0.65}
         grids: Any = Widening(*(scaling_grid("a", counts, power=0.0) for counts in (plain_counts, mixed_counts)))
         submission = Submission(
-            store=parts.store, inbox=parts.inbox, grids=grids, view=parts.view, admission=lambda *_: None
+            store=parts.store,
+            inbox=parts.inbox,
+            grids=grids,
+            view=parts.view,
+            outputs=Outputs("", lambda: parts.view.state.jobs),
+            admission=lambda *_: None,
         )
         found = await submission.try_out(
             train_spec("x", stop={"steps": 100}, budget_usd=budget_usd), ANN, allow_infeasible=False
