@@ -1,4 +1,4 @@
-"""``arena plan``: grids of cluster files, plans of the user's own, pictures, and every kind of bad input."""
+"""``arena plan``: grids of cluster files, pictures, and every kind of bad input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from arena.cli.main import run
 from arena.cli.output import Output
 from arena.cli.plan import with_progress
 from arena.cli.plan_explain import StageMemory
@@ -33,44 +32,21 @@ from arena.domain.grid import Cell, Estimate, Grid, InfeasibleGroup, PlanEstimat
 from arena.domain.parallel import parse_plan
 from arena.domain.reason import ReasonCode, reason
 from arena.planner.hardware import catalog
-from arena.planner.memory import USABLE_SHARE
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec
-from tests.fakes.command_line import Arena, Done
+from tests.fakes.command_line import Arena
 from tests.fakes.local_cluster import wait_until
+from tests.fakes.planned_job import CLUSTER, JOB, planning_in
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
-JOB = """
-name: mine
-train:
-  model: {family: gpt, layers: 12, hidden: 768, heads: 12, vocab_size: 50304, seq_len: 1024}
-  precision: bf16
-  global_batch: 64
-"""
-CLUSTER = """
-nodes:
-  - {type: a100-40, count: 2, gpus: 4, zone: east}
-  - {type: tiny, count: 1, gpus: 2, zone: west}
-gpu_types:
-  tiny: {like: t4, memory_gib: 1}
-"""
 
 
 @pytest.fixture
 def arena(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Arena:
     """Runs ``arena plan job.yaml --cluster cluster.yaml`` with further words, in a directory with these files."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "job.yaml").write_text(JOB)
-    (tmp_path / "cluster.yaml").write_text(CLUSTER)
-
-    def call(*argv: str, job: str = "job.yaml", cluster: str = "cluster.yaml") -> Done:
-        code = run(["plan", job, "--cluster", cluster, *argv])
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return call
+    return planning_in(tmp_path, capsys, monkeypatch)
 
 
 def estimate_of(iter_time_s: float, usd_per_step: float, *memory_gib: float) -> Estimate:
@@ -372,60 +348,6 @@ def test_every_node_shape_and_every_breakdown(arena: Arena) -> None:
     assert few.out.count("a100-40 2+2") < every.out.count("a100-40 2+2")
     assert "node shapes left out: 1 (--all)" in few.out
     assert (few.out.count("\ntime    "), every.out.count("\ntime    ")) == (1, 2)
-
-
-def test_an_own_plan_is_priced_on_each_group_of_its_size(arena: Arena) -> None:
-    found = arena("--explain", "dp2 tp2 mb2 zero1", "--json").document
-    assert (found["plan"]["text"], found["refusals"]) == ("dp2 tp2 pp1 mb2 zero1", [])
-    assert [one["group"]["text"] for one in found["groups"]] == ["a100-40 4", "a100-40 2+2"]
-    for one in found["groups"]:
-        (stage,) = one["memory_by_stage"]
-        moment = max(stage["working_bytes"], stage["logits_bytes"], stage["exchange_bytes"])
-        lasting = sum(stage[f"{part}_bytes"] for part in ("state", "gathered", "activations", "context"))
-        assert stage["total_bytes"] == pytest.approx(lasting + moment, abs=8)
-        assert one["estimate"]["memory_bytes_by_stage"] == [stage["total_bytes"]]
-        assert sum(one["estimate"]["breakdown_s"].values()) == pytest.approx(one["estimate"]["iter_time_s"])
-        assert one["units_per_s"] == pytest.approx(64 * 1024 / one["estimate"]["iter_time_s"])
-    same, spread = (one["estimate"]["iter_time_s"] for one in found["groups"])
-    assert spread > same
-
-
-def test_the_best_plan_explained_is_as_the_grid_has_it(arena: Arena) -> None:
-    best = arena("--gpus", "8", "--json").document["cells"][0]
-    (one,) = arena("--explain", best["best"]["plan"]["text"], "--json").document["groups"]
-    assert one["estimate"] == best["best"]["estimate"]
-    assert one["best"]["plan"] == best["best"]["plan"]
-
-
-def test_an_own_plan_that_cannot_run_says_all_its_reasons(arena: Arena) -> None:
-    done = arena("--explain", "dp1 tp8 pp1 mb1 ep2")
-    assert done.code == 4
-    assert "cannot run: tp8 does not divide model.heads = 12; possible: tp in {1, 2, 3, 4, 6, 12}" in done.out
-    assert "cannot run: the model has no experts" in done.out
-    assert "cannot run: tp8 would span nodes on a100-40 4+4; tp stays inside a node" in done.out
-    assert "\nbest here: dp" in done.out
-
-
-def test_an_own_plan_that_is_too_big_says_by_how_much(arena: Arena) -> None:
-    done = arena("--explain", "dp2", "--json")
-    by_group = {one["group"]["text"]: one for one in done.document["groups"]}
-    assert done.code == 0, "the plan fits the larger GPUs"
-    (told,) = by_group["tiny 2"]["refusals"]
-    assert told.startswith("needs ")
-    assert told.endswith(f" GiB on stage 0, has {USABLE_SHARE:.1f}")
-    assert by_group["tiny 2"]["estimate"]["iter_time_s"] > 0
-
-
-def test_an_uneven_plan_is_explained_stage_by_stage(arena: Arena) -> None:
-    done = arena("--explain", "[layers=8 tp2 | layers=4 tp1*2] mb1", "--type", "a100-40")
-    assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines() if line[:1].isdigit()][:2] == ["0", "1"]
-
-
-def test_a_plan_of_no_groups_size(arena: Arena) -> None:
-    done = arena("--explain", "dp16 mb1")
-    assert done.code == 4
-    assert "it is for 16 GPUs of one type in one zone; the cluster has a100-40/east 8, tiny/west 2" in done.out
 
 
 @pytest.mark.parametrize(
