@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from textwrap import wrap
 from typing import Any
 
 from arena.cli.replay_pictures import drawn, new_figure, plain
@@ -18,6 +19,7 @@ _ROW_INCHES, _HEIGHT_MIN_INCHES, _HEIGHT_MAX_INCHES = 0.17, 1.7, 14.0
 _CHARACTERS_ACROSS, _LABEL_MIN, _JOB_ID_SHOWN = 150, 5, 10
 """Small characters across the picture, the fewest that say something, and those of a job's id beside its plan."""
 _GAP = 0.1
+_LINES_PER_ROW = 1.4
 _CUT = "…"
 
 
@@ -124,23 +126,31 @@ def _label(axes: Any, blocks: Sequence[Block], until_s: float) -> None:
         named.add((block.job_id, block.from_s))
         room = _room(block.until_s - block.ready_s, until_s)
         from_s = block.ready_s if room >= _LABEL_MIN else block.from_s
-        text = label_text(block.job_id, block.label, room=_room(block.until_s - from_s, until_s))
+        room = _room(block.until_s - from_s, until_s)
+        text = label_text(block.job_id, block.label, room=room, line_count=int(block.row_count * _LINES_PER_ROW))
         if text:
             row = block.first_row + (block.row_count - 1) / 2
             halo = [withStroke(linewidth=1.5, foreground="white")]
-            axes.text(from_s / HOUR_S, row, f" {plain(text)}", va="center", fontsize=6, clip_on=True, path_effects=halo)
+            lines = "\n".join(f" {line}" for line in plain(text).splitlines())
+            axes.text(from_s / HOUR_S, row, lines, va="center", fontsize=6, clip_on=True, path_effects=halo)
 
 
 def _room(length_s: float, until_s: float) -> int:
     return int(_CHARACTERS_ACROSS * length_s / until_s) - 1 if until_s > 0 else 0
 
 
-def label_text(job_id: str, label: str, *, room: int) -> str:
-    """Return what of an attempt's name fits; a plan is there whole or not at all, as half of it would be another."""
+def label_text(job_id: str, label: str, *, room: int, line_count: int = 1) -> str:
+    """Return what of an attempt's name fits; a plan is there whole or not at all, as half of it would be another.
+
+    Args:
+        room: Characters of a line.
+        line_count: Lines that there is height for.
+    """
     short = job_id if len(job_id) <= _JOB_ID_SHOWN else f"{job_id[: _JOB_ID_SHOWN - 1]}{_CUT}"
     for text in (f"{job_id} {label}", f"{short} {label}", job_id, short):
-        if len(text) <= room:
-            return text
+        lines = wrap(text, max(room, 1), break_long_words=False, break_on_hyphens=False)
+        if len(lines) <= line_count and max(map(len, lines), default=0) <= room:
+            return "\n".join(lines)
     return f"{job_id[: room - 1]}{_CUT}" if room >= _LABEL_MIN else ""
 
 

@@ -28,6 +28,7 @@ _WIDTH_MAX, _WIDTH_MIN, _WIDTH_STEP = 2.6, 1.0, 0.45
 _LEGEND_CHARACTERS, _LEGEND_GAP = 140, 9
 """Characters that fit across a picture, and what a line sample and the space around it take of them."""
 _SAME = 1e-9
+_DECADES_NUMBERED_FINELY = 1e4
 Values = npt.NDArray[np.float64]
 
 
@@ -144,8 +145,10 @@ def _number_logarithmic(axes: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log", nonpositive="clip")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    low, high = axes.get_xlim()
+    subs = (1.0, 2.0, 5.0) if high <= low * _DECADES_NUMBERED_FINELY else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=15))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 

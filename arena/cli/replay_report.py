@@ -11,6 +11,7 @@ from string import Template
 from arena.cli.replay_gantt import gantt_png
 from arena.cli.replay_pictures import cdf_png, series_png
 from arena.cli.replay_results import Study
+from arena.cli.replay_runs import Document
 from arena.cli.replay_tables import TextTable, tables_of
 from arena.units import format_count
 
@@ -48,11 +49,31 @@ class About:
     repeat: tuple[tuple[str, str], ...]
 
 
+DEFINITIONS = (
+    ("JCT", "from submission to end, queueing included; the 99th percentile is linear between order statistics"),
+    (
+        "SLOWDOWN",
+        "mean of max(1, JCT / max(alone, 10 s)), alone being its time on what it asks for, with one start",
+    ),
+    ("WAITING", "mean time without GPUs: before the first start, while suspended and between attempts"),
+    ("MAKESPAN", "from the first submission to the last end"),
+    ("GPU_HOURS, LOST%", "held from launch to end; of it what starting, loading, saving and repeated steps took"),
+    ("UTIL%", "held over all GPU time, in the run or the window"),
+    ("RESTARTS", "launches beyond a job's first, per job"),
+    ("RHO, UNFAIR%", "JCT / (alone * max(1, c)), c being the GPUs asked for by jobs present over all; unfair: above 1"),
+    ("DECISION_MS", "wall time of the policy's decisions on the machine at hand, p99; in no digest"),
+    ("STEADY WINDOW", "from when a tenth of the jobs has been submitted until nine tenths have; by submission"),
+    ("RATIO", "mean over seeds over that of the first policy, with 95 % of 10,000 paired resamples of the seeds"),
+)
+"""Of the tables, in short; arena/cli/replay.md has them with their sources."""
+
+
 def report_html(study: Study, about: About) -> str:
     """Return the whole page."""
     parts = [
         "<h2>Results</h2>",
         *(_table(table) for table in tables_of(study)),
+        f"<details><summary>What the figures are</summary>{_pairs(DEFINITIONS)}</details>",
         "<h2>Completion times</h2>",
         _image("Share of the jobs that are done within a time, all seeds", cdf_png(study)),
         "<h2>The cluster over time</h2>",
@@ -83,12 +104,15 @@ def _gantt(study: Study, about: About, policy: str) -> str:
     shown = {bar["job_id"] for bar in run["bars"]}
     jobs = _part_text(len(shown), run["whole"]["job_count"], "job")
     gpus = _part_text(len(run["rows"]), about.gpu_count, "GPU")
-    return _image(f"{policy}, first seed: {jobs} on {gpus}", gantt_png(run, until_s=_charts_end_s(study)))
+    own_s, last_s = _end_s([run]), _end_s([study.runs_of(other)[0] for other in study.policies])
+    # Charts have one scale, but for those that would be a stroke at its beginning.
+    is_short = own_s < last_s / 2
+    text = f"{policy}, first seed: {jobs} on {gpus}{', on a time scale of its own' if is_short else ''}"
+    return _image(text, gantt_png(run, until_s=own_s if is_short else last_s))
 
 
-def _charts_end_s(study: Study) -> float:
-    """Return when the last of all bars ends, so that the charts have one scale."""
-    runs = (study.runs_of(policy)[0] for policy in study.policies)
+def _end_s(runs: Iterable[Document]) -> float:
+    """Return when the last bar of some runs ends."""
     return max(float(bar["until_s"]) for run in runs for bar in run["bars"])
 
 

@@ -99,3 +99,10 @@ def test_jobs_beside_each_other_and_after_each_other_differ_in_colour() -> None:
 def test_a_plan_stands_whole_in_its_block_or_not_at_all(room: int, text: str) -> None:
     assert label_text("d36ea58c-460e", "a100 4+4: dp4 tp2", room=room) == text
     assert len(text) <= max(room, 0)
+
+
+def test_a_high_block_has_its_plan_in_several_lines() -> None:
+    label = "a100-80 4+4: dp4 tp2 pp1"
+    assert label_text("d36ea58c", label, room=12, line_count=4) == "d36ea58c\na100-80 4+4:\ndp4 tp2 pp1"
+    assert label_text("d36ea58c", label, room=12, line_count=2) == "d36ea58c"
+    assert label_text("d36ea58c", label, room=6, line_count=9) == "d36ea…"
