@@ -25,19 +25,22 @@ class TextTable:
     note: str = ""
 
 
+_SECONDS, _HOURS = "seconds", "hours"
+"""Forms of times and of GPU-hours, of which a small study has few."""
+
+_SECONDS_WITH_TENTHS = 100.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Column:
     """A column: its heading, the figure, its form, by what it is multiplied, and whether it is of jobs that ended."""
 
     heading: str
     figure: str
-    form: str = ",.0f"
+    form: str = _SECONDS
     factor: float = 1.0
     of_ended: bool = False
 
-
-_HOURS = "hours"
-"""Form of GPU-hours, of which a small study has few."""
 
 _TIMES = (
     _Column(heading="AVG_JCT", figure="avg_jct_s"),
@@ -134,14 +137,20 @@ def _count(study: Study, policy: str, scope: str, figure: str) -> str:
 def _cell(value: float | None, column: _Column) -> str:
     if value is None:
         return NOTHING
+    if column.form == _SECONDS:
+        return _seconds_text(value)
     return hours_text(value) if column.form == _HOURS else format(value * column.factor, column.form)
+
+
+def _seconds_text(value: float) -> str:
+    return f"{value:.1f}" if 0 < value < _SECONDS_WITH_TENTHS else f"{value:,.0f}"
 
 
 def _sizes_table(study: Study) -> TextTable:
     by_policy = {policy: study.p99_by_size(policy, "whole") for policy in study.policies}
     classes = sorted({name for found in by_policy.values() for name in found}, key=_low)
     rows = tuple(
-        (escaped(policy), *(f"{found[name]:,.0f}" if name in found else NOTHING for name in classes))
+        (escaped(policy), *(_seconds_text(found[name]) if name in found else NOTHING for name in classes))
         for policy, found in by_policy.items()
     )
     return TextTable(title="P99 OF JCT (s) by GPUs asked for", columns=("POLICY", *classes), rows=rows)

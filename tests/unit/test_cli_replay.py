@@ -105,6 +105,15 @@ def test_workloads_of_a_trace_are_timed_by_a_table(arena: Arena, folder: Path) -
     assert fifth["whole"]["avg_jct_s"] == pytest.approx((30 + 60 + 70) / 3)
 
 
+def test_seconds_and_hours_of_a_small_study_have_digits_that_matter(arena: Arena, folder: Path) -> None:
+    written(folder / "small.csv", table(ITP_HEAD, "a,0,3,1", "b,1,3,1"))
+    lines = replay(arena, folder, "--restart-s", 0.5, trace="small.csv").out.splitlines()
+    begin = lines.index("ALL JOBS, whole run")
+    times, costs = (line.split() for line in (lines[begin + 2], lines[begin + 6]))
+    assert times == ["fcfs", "2", "0", "3.5", "3.5", "3.5", "1.00", "0", "4.5"]
+    assert costs[1] == f"{2 * 3.5 / 3600:.4f}"
+
+
 def test_parts_loads_and_ends_of_a_trace(arena: Arena, folder: Path) -> None:
     first = replay(arena, folder, "--first", 2, "--json").document
     assert (first["replayed_job_count"], first["trace"]["left_out_count"]) == (2, 3)
