@@ -39,10 +39,13 @@ from arena.policies.priced.reservations import (
     lengths_of,
     needs_whole_nodes,
     node_times,
+    nodes_for,
+    parts_of,
     reservation_reason,
     reserved,
     unstoppable,
 )
+from arena.policies.priced.resting import Resting, resting
 from arena.policies.priced.shares import steadied
 from arena.policies.priced.timetable import Block
 from arena.policies.priced.urgency import next_look_s, overdue, urged
@@ -61,6 +64,7 @@ class Claims:
         overdue: The contender that has waited too long and comes first.
         reservations: By contender.
         unaffordable: Why budgets offer contenders nothing else than what they have.
+        resting: Who is not started, having been started too often.
         finer: The values of the jobs as a share of all value, claims included: what a solver takes as near enough to
             the best must be nearer by this, or it would be far from it for those that have no claim.
         next_look_s: When a claim changes even if nothing happens.
@@ -72,19 +76,21 @@ class Claims:
     overdue: int | None
     reservations: Mapping[int, Reservation]
     unaffordable: Mapping[int, Reason]
+    resting: Resting
     finer: float
     next_look_s: float | None
 
     def is_barred(self, at: int) -> bool:
         """Tell whether a contender that waits can be given nothing, whatever the others have."""
-        return at in self.unaffordable and self.market.keeping[at] < 0
+        return at in self.resting.until_s or (at in self.unaffordable and self.market.keeping[at] < 0)
 
     def reasons(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return what is to be said of a contender's claims."""
         due = deadline_reason(snapshot, self.market, self.plan, at)
         kept = self.reservations.get(at)
         told = None if kept is None else reservation_reason(snapshot, self.market, kept)
-        return tuple(one for one in (self.unaffordable.get(at), told, due) if one is not None)
+        found = (self.unaffordable.get(at), self.resting.reason(snapshot, at), told, due)
+        return tuple(one for one in found if one is not None)
 
     def explained(self, snapshot: Snapshot, at: int) -> tuple[Reason, ...]:
         """Return the same and more, for one job that is asked about."""
@@ -112,12 +118,15 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
     first = next((at for at, one in waited.items() if one.start_s < math.inf), None)
     plan = planned(snapshot, market, power, mask, None if first is None else _block(market, waited[first]))
     raised = pressed(snapshot, market, plan, steadied(market, value), changes)
+    rest = resting(snapshot, market, plan, changes)
+    raised = rest.values(market, raised)
     raised = urged(snapshot, market, raised, changes.wait_max_s, first)
     raised = raised if affordable.columns is None else np.where(mask, raised, -1.0)
     reservations = _reservations(snapshot, market, plan, waited, changes)
     instants = (
         next_look_s(snapshot, market, changes.wait_max_s),
         next_urgency_s(snapshot, market, plan, changes),
+        *rest.until_s.values(),
         # What runs longer than it is believed to is about to end again and again: it is not looked at each time.
         *(
             max(one.start_s, snapshot.now_s + LOOK_AGAIN_S)
@@ -132,7 +141,8 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
         overdue=first,
         reservations=reservations,
         unaffordable=affordable.reasons,
-        finer=1.0 if raised is value else _best_sum(market, value) / max(_best_sum(market, raised), 1e-300),
+        resting=rest,
+        finer=1.0 if raised is value else min(_best_sum(market, value) / max(_best_sum(market, raised), 1e-300), 1.0),
         next_look_s=min((at_s for at_s in instants if at_s is not None), default=None),
     )
 
@@ -165,6 +175,7 @@ def _waited(snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], late: S
 def _block(market: Market, overdue: Reservation) -> Block:
     return Block(
         column=overdue.column,
+        entry=int(market.entry[overdue.column]),
         usage=market.usage[overdue.column],
         start_s=overdue.start_s,
         end_s=overdue.start_s + overdue.length_s,
@@ -183,8 +194,7 @@ def _reservations(
         return found
     times, taken = node_times(snapshot, market), {node_id for one in waited.values() for node_id in one.nodes}
     urgent = urgent_ones(snapshot, market, plan, changes)
-    competing = {at for at in plan.blocks if at < len(market.contenders)}
-    later = sorted(competing - set(urgent), key=lambda at: (plan.blocks[at].start_s, at))
+    later = sorted(plan.blocks.keys() - set(urgent), key=lambda at: (plan.blocks[at].start_s, at))
     has_lasting = next(unstoppable(snapshot, market), None) is not None
     for at in [*urgent, *(later if has_lasting else ())][:RESERVATIONS_MAX]:
         if at in found:
@@ -213,14 +223,20 @@ def _pressing(
 
 def _later(market: Market, at: int, block: Block, times: NodeTimes, taken: Collection[NodeId]) -> Reservation | None:
     """Return the nodes of a block to come: those its job has, if it is to keep them."""
-    holding, length_s = market.contenders[at].holding, block.end_s - block.start_s
-    if holding is not None and block.column == market.keeping[at]:
-        nodes = tuple(node_id for node_id in holding.allocation.node_ids if node_id not in taken)
+    contender, length_s = [*market.contenders, *market.outside][at], block.end_s - block.start_s
+    if contender.holding is not None and block.entry < 0:
+        if block.column < 0:
+            return None  # nobody may take it now
+        nodes = tuple(node_id for node_id in contender.holding.allocation.node_ids if node_id not in taken)
         return Reservation(at=at, column=block.column, nodes=nodes, start_s=block.start_s, length_s=length_s)
-    if not needs_whole_nodes(market, times, block.column):
+    parts = parts_of(contender.table, block.entry)
+    if not needs_whole_nodes(parts, times):
         return None
-    found = reserved(market, times, np.array([block.column]), np.array([length_s]), without=taken)
-    return None if found is None else replace(found, start_s=max(found.start_s, block.start_s), served_by=frozenset())
+    found = nodes_for(parts, times, taken)
+    if found is None:
+        return None
+    start_s = max(found[0], block.start_s)
+    return Reservation(at=at, column=block.column, nodes=found[1], start_s=start_s, length_s=length_s)
 
 
 def _kept(snapshot: Snapshot, market: Market, reservations: Mapping[int, Reservation]) -> Market:

@@ -35,8 +35,8 @@ from arena.domain.reason import Reason, ReasonCode, reason
 from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats, Ints, firsts
-from arena.policies.priced.layouts import Need, laid_out_again
-from arena.policies.priced.market import MOVES_MAX, Market
+from arena.policies.priced.layouts import Need, laid_out
+from arena.policies.priced.market import Market
 from arena.policies.priced.needs import STARTS_IN_BLOCK, due_at_s, needs_of, room_of
 from arena.policies.priced.timetable import Block, Timetable
 
@@ -82,11 +82,11 @@ def planned(
     if first is not None:
         room.take(first.usage, first.start_s, first.end_s)
         needs = [need for need in needs if need.at != market.job[first.column]]
-    return _laid_out(needs, room, snapshot.now_s)
+    return _laid_out(needs, room)
 
 
-def _laid_out(needs: Sequence[Need], room: Timetable, now_s: float) -> Plan:
-    found = laid_out_again([need for need in needs if need.is_promised], room, now_s)
+def _laid_out(needs: Sequence[Need], room: Timetable) -> Plan:
+    found = laid_out([need for need in needs if need.is_promised], room)
     rest = sorted((need for need in needs if need.at not in found.blocks), key=lambda need: (need.due_s, need.at))
     for need in rest:
         found.lay(need)
@@ -101,7 +101,7 @@ def _laid_out(needs: Sequence[Need], room: Timetable, now_s: float) -> Plan:
 def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats, changes: ChangeRules) -> Floats:
     """Return the values of columns where jobs that must have their share now come first."""
     urgent = urgent_ones(snapshot, market, plan, changes)
-    if plan is None or not (urgent or _broken(market, plan)):
+    if plan is None or not (urgent or broken_ones(market, plan)):
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
     # Who is left in peace only to spare it a start must not keep one waiting whose block has come; and of blocks that
@@ -113,21 +113,20 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     raised, more = value.copy(), bonus
     for tier in sorted(tiers):
         for at in tiers[tier]:
-            raised[_wanted(snapshot, market, plan, at)] += more
+            raised[in_time(snapshot, plan, at)] += more
+            if tier[1]:
+                raised[_too_slow(snapshot, market, plan, at)] = -1.0
         more *= 1.0 + len(tiers[tier])
-    for at in _broken(market, plan):
+    for at in broken_ones(market, plan):
         raised[in_time(snapshot, plan, at)] += bonus / 2.0
     return raised
 
 
-def _wanted(snapshot: Snapshot, market: Market, plan: Plan, at: int) -> Ints:
-    """Return the columns that a job whose deadline presses must have one of.
-
-    One that was moved too often goes on as it is if that is in time: a deadline is a reason to be moved again only
-    where it would be missed.
-    """
-    found, contender, kept = in_time(snapshot, plan, at), market.contenders[at], int(market.keeping[at])
-    return np.array([kept]) if contender.recent_moves >= MOVES_MAX and kept in found else found
+def _too_slow(snapshot: Snapshot, market: Market, plan: Plan, at: int) -> Ints:
+    """Return what a job whose block has come must not be started on: it could not have what is in time for a while."""
+    need = plan.needs[at]
+    found: Ints = need.columns[(need.entry >= 0) & ~np.isin(need.columns, in_time(snapshot, plan, at))]
+    return found
 
 
 def _own_blocks(market: Market, plan: Plan) -> list[tuple[int, Block]]:
@@ -135,7 +134,7 @@ def _own_blocks(market: Market, plan: Plan) -> list[tuple[int, Block]]:
     return [(at, block) for at, block in plan.blocks.items() if at < len(market.contenders)]
 
 
-def _broken(market: Market, plan: Plan) -> list[int]:
+def broken_ones(market: Market, plan: Plan) -> list[int]:
     """Return the contenders that were promised a deadline and find no block any more."""
     return [
         at

@@ -52,17 +52,20 @@ class Need:
         due_s: The instant of the deadline.
         at: Its contender; the numbers of jobs outside the market follow theirs.
         columns: Its columns, the fewest GPU-seconds first; -1 for all of a job outside.
+        entry: Position of each in the job's table, -1 for what it has.
         usage: What each of them takes of each row; shape (columns, rows).
         ready_s: When there are nodes for each of them at the earliest: what lies around on several cannot be joined.
         lengths_s: How long each of them takes, with slack.
         least_s: The same without.
         is_promised: Whether its deadline was promised when it was submitted.
-        kept: Position among its columns of what it has, ``NONE`` where it has nothing or may not keep it.
+        kept: Position among its columns of what it has, ``NONE`` where it has nothing or may not keep it. A block in
+            it begins when it is ready: who gives up what it has must start again.
     """
 
     at: int
     due_s: float
     columns: Ints
+    entry: Ints
     usage: Floats
     ready_s: Floats
     lengths_s: Floats
@@ -107,15 +110,15 @@ class Layout:
             self.put(need, found)
         return found is not None
 
-    def keep(self, need: Need, now_s: float) -> bool:
+    def keep(self, need: Need) -> bool:
         """Let a job go on with what it has, if it is in time so and nothing is in the way."""
         if need.kept < 0:
             return False
         length_s = float(need.lengths_s[need.kept])
-        if now_s + length_s > need.due_s or not self.room.is_free(need.usage[need.kept], now_s, length_s):
-            return False
-        self.put(need, Found(at=need.kept, start_s=now_s, length_s=length_s, is_tight=False))
-        return True
+        start_s = self._goes_on_s(need, length_s)
+        if start_s is not None:
+            self.put(need, Found(at=need.kept, start_s=start_s, length_s=length_s, is_tight=False))
+        return start_s is not None
 
     def take_out(self, at: int) -> None:
         """Give back a job's block."""
@@ -134,6 +137,8 @@ class Layout:
         return None
 
     def _start_s(self, need: Need, at: int, length_s: float, way: Way) -> float | None:
+        if at == need.kept:
+            return self._goes_on_s(need, length_s)
         usage, ready_s = need.usage[at], float(need.ready_s[at])
         if way is not Way.SOON:
             start_s = self.room.latest(usage, length_s, need.due_s)
@@ -141,10 +146,17 @@ class Layout:
         start_s = self.room.earliest(usage, length_s)
         return None if start_s is None or start_s + length_s > need.due_s or start_s < ready_s else start_s
 
+    def _goes_on_s(self, need: Need, length_s: float) -> float | None:
+        """Return the instant from which on a job can go on with what it has for so long: as soon as it can at all."""
+        from_s = float(need.ready_s[need.kept])
+        is_in_time = from_s + length_s <= need.due_s
+        return from_s if is_in_time and self.room.is_free(need.usage[need.kept], from_s, length_s) else None
+
     def put(self, need: Need, found: Found) -> None:
         """Give a job a block that was found for it."""
         usage, start_s, end_s = need.usage[found.at], found.start_s, found.start_s + found.length_s
-        self.blocks[need.at] = Block(column=int(need.columns[found.at]), usage=usage, start_s=start_s, end_s=end_s)
+        column, entry = int(need.columns[found.at]), int(need.entry[found.at])
+        self.blocks[need.at] = Block(column=column, entry=entry, usage=usage, start_s=start_s, end_s=end_s)
         if found.is_tight:
             self.tight.add(need.at)
         self.room.take(usage, start_s, end_s)
@@ -189,22 +201,17 @@ class _Hopes:
         return self._known[at, has_block]
 
 
-def laid_out_first(needs: Sequence[Need], room: Timetable, begun: Layout | None = None) -> Layout:
-    """Lay out the blocks of promised jobs; where some find none, in the order that leaves the fewest without.
+def laid_out(needs: Sequence[Need], room: Timetable, begun: Layout | None = None) -> Layout:
+    """Lay out the blocks of promised jobs; where some find none, in the way that leaves the fewest without.
 
     Args:
         begun: All of them in the first order, if that is known.
     """
-    return _best_first(needs, room, _Hopes(needs, room), begun)
-
-
-def laid_out_again(needs: Sequence[Need], room: Timetable, now_s: float) -> Layout:
-    """Lay out the blocks of promised jobs as ``laid_out_first`` does, and harder where some find none."""
     hopes = _Hopes(needs, room)
-    best = _best_first(needs, room, hopes, None)
+    best = _best_first(needs, room, hopes, begun)
     if len(needs) > HARD_MAX or not hopes.has_any(best, best.late(needs)):
         return best
-    for found in _other_layouts(needs, room, hopes, now_s):
+    for found in _other_layouts(needs, room, hopes):
         best = found if found.rank > best.rank else best
         if not hopes.has_any(best, best.late(needs)):
             return best
@@ -235,18 +242,18 @@ def _late_layouts(
     hopes: _Hopes,
     way: Way = Way.LATE,
     *,
-    kept_from_s: float | None = None,
+    keeps: bool = False,
     begun: Layout | None = None,
 ) -> Iterator[Layout]:
     """Yield layouts, those first that found nothing in the one before, until nothing better can be hoped for.
 
     Args:
-        kept_from_s: The instant from which on those that run go on as they are; None where that need not be.
+        keeps: Whether those that run go on as they are wherever they are in time so.
         begun: The first one, if it is known.
     """
     order = in_first_order(needs)
     for _ in range(min(ORDERS_MAX, max(LAYS_MAX // max(len(order), 1), 1))):
-        found, begun = begun or _laid(order, room, way, kept_from_s), None
+        found, begun = begun or _laid(order, room, way, keeps=keeps), None
         yield found
         late = found.late(order)
         if not hopes.has_any(found, late):
@@ -254,17 +261,17 @@ def _late_layouts(
         order.sort(key=lambda need: need.at not in late)
 
 
-def _laid(order: Sequence[Need], room: Timetable, way: Way, kept_from_s: float | None) -> Layout:
+def _laid(order: Sequence[Need], room: Timetable, way: Way, *, keeps: bool) -> Layout:
     found = Layout(room.copy())
-    kept = set() if kept_from_s is None else {need.at for need in order if found.keep(need, kept_from_s)}
+    kept = {need.at for need in order if found.keep(need)} if keeps else set()
     for need in order:
         if need.at not in kept:
             found.lay(need, way)
     return found
 
 
-def _other_layouts(needs: Sequence[Need], room: Timetable, hopes: _Hopes, now_s: float) -> Iterator[Layout]:
-    yield from _late_layouts(needs, room, hopes, kept_from_s=now_s)
+def _other_layouts(needs: Sequence[Need], room: Timetable, hopes: _Hopes) -> Iterator[Layout]:
+    yield from _late_layouts(needs, room, hopes, keeps=True)
     yield from _late_layouts(needs, room, hopes, Way.SHORT)
     found = Layout(room.copy())
     for need in sorted(needs, key=lambda need: (need.due_s, need.at)):

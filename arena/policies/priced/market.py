@@ -30,7 +30,7 @@ TABLES_KEPT = 64
 SHAPES_REMEMBERED = 8
 MOVES_MAX = 4
 MOVES_S = 3_600.0
-"""No job is launched again more often than this in so long, but for a share or for a block of time (``deadlines``)."""
+"""No job is launched again more often than this in so long, but for a share or a block of time (see ``resting``)."""
 
 ROW_NAMES_MAX = 8
 HALVED_SIZE_MIN = 8

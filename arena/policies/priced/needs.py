@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
+from arena.domain.records import JobState
 from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
@@ -22,13 +24,17 @@ from arena.policies.priced.market import Contender, Market
 from arena.policies.priced.reservations import NodeTimes, node_times
 from arena.policies.priced.roster import work_made
 from arena.policies.priced.timetable import Timetable
-from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, steps_left
+from arena.policies.priced.work_left import holding_ends_at_s, runs_until_s, speed_there, steps_left
 
 MARGIN = 1.1
 """Work of a block, as a multiple of what is estimated."""
 
 STARTS_IN_BLOCK = 2.0
 """Starts that a block has time for: its own, and that of who has only just been started and cannot be stopped yet."""
+
+
+LENGTH_MIN_S = 1e-3
+"""Of a block."""
 
 
 def due_at_s(snapshot: Snapshot, job_id: JobId) -> float | None:
@@ -68,11 +74,12 @@ def _by_pool(market: Market) -> list[Ints]:
 def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
     """Return when GPUs come back that cannot be had now, by usable node: (instant, count)."""
     competing = {contender.job_id for contender in market.contenders}
+    outside = {contender.job_id for contender in market.outside}
     found: dict[NodeId, list[tuple[float, int]]] = {}
     for job_id, holding in snapshot.holding.items():
         if job_id in competing:
             continue
-        ends_at_s = _kept_until_s(snapshot, job_id, holding)
+        ends_at_s = _kept_until_s(snapshot, job_id, holding, has_need=job_id in outside)
         instant_s = math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s)
         for share in holding.allocation.shares:
             if share.node_id in snapshot.capacity.devices:
@@ -80,9 +87,13 @@ def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple
     return found
 
 
-def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
-    """Return when what a job has that may not be touched now can be had; who is in time there needs it to its end."""
-    ends_at_s = _in_time_there(snapshot, job_id, holding)
+def _kept_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, has_need: bool) -> float | None:
+    """Return when what a job has that may not be touched now can be had.
+
+    Args:
+        has_need: Whether it is given a block of its own; else who is in time there needs it to its end.
+    """
+    ends_at_s = None if has_need else _in_time_there(snapshot, job_id, holding)
     return holding_ends_at_s(snapshot, job_id, holding, is_limited=False) if ends_at_s is None else ends_at_s
 
 
@@ -102,19 +113,23 @@ class _Offer:
         ids: Their ids.
         job: Position among these of who each column is offered to, ascending; shape (columns,).
         columns: Numbers in the market, -1 for those of a job outside; shape (columns,).
-        is_kept: Whether it is what the job has, and may keep; shape (columns,).
-        ready_s: When there are nodes for it at the earliest; shape (columns,).
+        entry: Position in the job's table, -1 for what it has; shape (columns,).
+        ready_s: When there are nodes for it at the earliest, and of what it has when it is its own again; shape
+            (columns,).
+        start_s: What it takes before it runs, beyond the steps; of what a job outside has until then, less than
+            nothing; shape (columns,).
     """
 
     ats: Sequence[int]
     ids: Sequence[JobId]
     job: Ints
     columns: Ints
-    is_kept: NDArray[np.bool_]
+    entry: Ints
     usage: Floats
     speed: Floats
     gpu_count: Floats
     ready_s: Floats
+    start_s: Floats
 
 
 def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray[np.bool_]) -> list[Need]:
@@ -125,14 +140,14 @@ def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray
         offered: Columns that may be had at all.
     """
     is_due = market.facts["due_s"] > snapshot.now_s
-    outside = list(_outside(snapshot, market))
+    outside = [(at, one) for at, one in enumerate(market.outside, len(market.contenders)) if one.table.cells]
     found = list[Need]()
     if is_due.any():
         times = node_times(snapshot, market, is_limited=False)
-        inside = _inside(market, times, np.flatnonzero(offered & is_due[market.job]))
+        inside = _inside(market, times, snapshot.restart_s, np.flatnonzero(offered & is_due[market.job]))
         found += _needs(snapshot, inside, _steps_left(snapshot, market, inside), power)
     if outside:
-        offer = _offer_outside(snapshot, outside)
+        offer = _offer_outside(snapshot, market, outside)
         least = _least_costs(offer)
         found += _needs(
             snapshot, offer, [steps_left(snapshot, *one) for one in zip(offer.ids, least, strict=True)], power
@@ -140,12 +155,13 @@ def needs_of(snapshot: Snapshot, market: Market, power: Floats, offered: NDArray
     return found
 
 
-def _inside(market: Market, times: NodeTimes, columns: Ints) -> _Offer:
+def _inside(market: Market, times: NodeTimes, restart_s: float, columns: Ints) -> _Offer:
     """Return what is offered to contenders.
 
     Args:
         columns: All of it.
     """
+    entry = market.entry[columns]
     ats, job = np.unique(market.job[columns], return_inverse=True)
     contenders = [market.contenders[at] for at in ats.tolist()]
     return _Offer(
@@ -153,11 +169,12 @@ def _inside(market: Market, times: NodeTimes, columns: Ints) -> _Offer:
         ids=[one.job_id for one in contenders],
         job=job,
         columns=columns,
-        is_kept=market.entry[columns] < 0,
+        entry=entry,
         usage=market.usage[columns],
         speed=market.speed[columns],
         gpu_count=market.gpu_count[columns],
-        ready_s=_ready_s(times, contenders, job, market.entry[columns]),
+        ready_s=_ready_s(times, contenders, job, entry),
+        start_s=np.where(entry < 0, 0.0, restart_s),
     )
 
 
@@ -173,29 +190,56 @@ def _ready_s(times: NodeTimes, contenders: Sequence[Contender], job: Ints, entry
     return np.concatenate(ready)[np.where(entry < 0, 0, start[job] + entry)]
 
 
-def _outside(snapshot: Snapshot, market: Market) -> Iterator[tuple[int, Contender]]:
-    """Yield the jobs outside the market that need something else than what they have, with their numbers."""
-    for at, one in enumerate(market.outside, start=len(market.contenders)):
-        if due_at_s(snapshot, one.job_id) is None or one.holding is None or not one.table.cells:
-            continue
-        if _in_time_there(snapshot, one.job_id, one.holding) is None:
-            yield at, one
-
-
-def _offer_outside(snapshot: Snapshot, outside: Sequence[tuple[int, Contender]]) -> _Offer:
-    tables = [one.table for _, one in outside]
-    job = np.repeat(np.arange(len(tables)), [len(table.speed) for table in tables])
+def _offer_outside(snapshot: Snapshot, market: Market, outside: Sequence[tuple[int, Contender]]) -> _Offer:
+    """Return what jobs could have that may not be touched now: what they could be given, then what they have."""
+    parts = [_offer_of(snapshot, market, contender) for _, contender in outside]
+    sizes = [len(part[0]) for part in parts]
+    entry, usage, speed, gpu_count, ready_s, start_s = (np.concatenate(one) for one in zip(*parts, strict=True))
     return _Offer(
         ats=[at for at, _ in outside],
         ids=[one.job_id for _, one in outside],
-        job=job,
-        columns=np.full(len(job), NONE),
-        is_kept=np.zeros(len(job), dtype=bool),
-        usage=np.concatenate([table.usage for table in tables]),
-        speed=np.concatenate([table.speed for table in tables]),
-        gpu_count=np.concatenate([table.gpu_count for table in tables]),
-        ready_s=np.full(len(job), snapshot.now_s),
+        job=np.repeat(np.arange(len(sizes)), sizes),
+        columns=np.full(sum(sizes), NONE),
+        entry=entry,
+        usage=usage,
+        speed=speed,
+        gpu_count=gpu_count,
+        ready_s=ready_s,
+        start_s=start_s,
     )
+
+
+def _offer_of(snapshot: Snapshot, market: Market, contender: Contender) -> tuple[NDArray[Any], ...]:
+    """Return the fields of an offer to one job outside."""
+    table, holding, job_id = contender.table, contender.holding, contender.job_id
+    there = None if holding is None else _kept_offer(snapshot, market, job_id, holding)
+    own_usage, own_speed, own_count = ([], [], []) if there is None else there
+    entry = np.append(np.arange(len(table.speed)), [NONE] * len(own_speed))
+    kept = entry < 0
+    is_running = snapshot.jobs[job_id].state is JobState.RUNNING
+    return (
+        entry,
+        np.concatenate([table.usage, np.array(own_usage).reshape(-1, len(market.rows))]),
+        np.append(table.speed, own_speed),
+        np.append(table.gpu_count, own_count),
+        snapshot.now_s + np.where(kept, snapshot.restart_s, 0.0),
+        np.where(kept, -snapshot.restart_s if is_running else 0.0, snapshot.restart_s),
+    )
+
+
+def _kept_offer(
+    snapshot: Snapshot, market: Market, job_id: JobId, holding: Holding
+) -> tuple[list[list[int]], list[float], list[int]] | None:
+    """Return what a job has as a column of its own; None where it cannot go on there, or nobody knows how fast."""
+    devices, shares = snapshot.capacity.devices, holding.allocation.shares
+    # One that only starts there has a measured pace from where it was before.
+    is_running = snapshot.jobs[job_id].state is JobState.RUNNING
+    speed = speed_there(snapshot, job_id, holding, is_measured=is_running)
+    if speed is None or any(share.node_id not in devices for share in shares):
+        return None
+    counts = [(devices[share.node_id].pool, len(share.device_ids)) for share in shares]
+    usage = [sum(row.taken(count) for pool, count in counts if pool == row.pool) for row in market.rows]
+    return [usage], [speed], [holding.group.gpu_count]
 
 
 def _least_costs(offer: _Offer) -> list[float]:
@@ -221,13 +265,14 @@ def _needs(snapshot: Snapshot, offer: _Offer, steps: Sequence[float | None], pow
         steps: That each has left.
     """
     run_s = np.array([math.nan if one is None else one for one in steps])[offer.job] / offer.speed
-    starts_s = np.where(offer.is_kept, 0.0, snapshot.restart_s)
+    starts = np.where(offer.entry < 0, 1.0, STARTS_IN_BLOCK)
     order = np.lexsort((np.arange(len(run_s)), (offer.usage * power).sum(axis=1) * run_s, offer.job))
-    lengths_s, least_s = (STARTS_IN_BLOCK * starts_s + MARGIN * run_s)[order], (starts_s + run_s)[order]
-    columns, usage, ready_s = offer.columns[order], offer.usage[order], offer.ready_s[order]
+    lengths_s = np.maximum(starts * offer.start_s + MARGIN * run_s, LENGTH_MIN_S)[order]
+    least_s = np.maximum(offer.start_s + run_s, LENGTH_MIN_S)[order]
+    columns, entry, usage, ready_s = offer.columns[order], offer.entry[order], offer.usage[order], offer.ready_s[order]
     begins = firsts(offer.job)
     kept = np.full(len(steps), NONE)
-    places = np.flatnonzero(offer.is_kept[order])
+    places = np.flatnonzero(offer.entry[order] < 0)
     kept[offer.job[places]] = places - begins[offer.job[places]]
     bounds, kept_at = [*begins.tolist(), len(order)], kept.tolist()
     for place, (at, job_id) in enumerate(zip(offer.ats, offer.ids, strict=True)):
@@ -238,6 +283,7 @@ def _needs(snapshot: Snapshot, offer: _Offer, steps: Sequence[float | None], pow
             at=at,
             due_s=job.submitted_at_s + (job.spec.deadline_s or 0.0),
             columns=columns[own],
+            entry=entry[own],
             usage=usage[own],
             ready_s=ready_s[own],
             lengths_s=lengths_s[own],

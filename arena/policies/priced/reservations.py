@@ -81,7 +81,7 @@ class NodeTimes:
         """Return when there are nodes for each entry of a table at the earliest; infinite where nobody knows."""
         found = []
         for entry in range(len(table.cells)):
-            parts = tuple(_parts_of(table, entry))
+            parts = parts_of(table, entry)
             if parts not in self._ready:
                 self._ready[parts] = self._ready_for(parts)
             found.append(self._ready[parts])
@@ -145,7 +145,7 @@ def reserved(
     best: Reservation | None = None
     all_ = frozenset(columns.tolist())
     for column, length_s in zip(columns.tolist(), lengths_s.tolist(), strict=True):
-        found = _nodes_for(market, times, int(column), without)
+        found = nodes_for(_parts(market, column), times, without)
         if found is None:
             continue
         start_s, nodes = found
@@ -158,13 +158,13 @@ def reserved(
     return best
 
 
-def _nodes_for(
-    market: Market, times: NodeTimes, column: int, without: Collection[NodeId]
+def nodes_for(
+    parts: Sequence[tuple[Pool, int]], times: NodeTimes, without: Collection[NodeId]
 ) -> tuple[float, tuple[NodeId, ...]] | None:
-    """Return when a column can be had, and on which nodes."""
+    """Return when so many GPUs on each of some nodes can be had, and on which; see ``parts_of``."""
     chosen: list[NodeId] = []
     start_s = times.now_s
-    for pool, count in _parts(market, column):
+    for pool, count in parts:
         ready = (one for one in times.first(pool, count) if one[2] not in chosen and one[2] not in without)
         first = next(ready, None)
         if first is None:
@@ -174,23 +174,20 @@ def _nodes_for(
     return start_s, tuple(chosen)
 
 
-def _parts(market: Market, column: int) -> Iterator[tuple[Pool, int]]:
-    """Yield pool and GPUs of each node of a column that is not to keep what is there, the largest of a part first."""
-    return _parts_of(market.contenders[int(market.job[column])].table, int(market.entry[column]))
+def _parts(market: Market, column: int) -> tuple[tuple[Pool, int], ...]:
+    """Return pool and GPUs of each node of a column that is not to keep what is there."""
+    return parts_of(market.contenders[int(market.job[column])].table, int(market.entry[column]))
 
 
-def _parts_of(table: Table, entry: int) -> Iterator[tuple[Pool, int]]:
-    for part, zone in zip(table.cells[entry].group.parts, table.zones[entry], strict=True):
-        for count in part.node_counts:
-            yield (part.gpu_type, zone), count
+def parts_of(table: Table, entry: int) -> tuple[tuple[Pool, int], ...]:
+    """Return pool and GPUs of each node of an entry of a table, the largest of a part first."""
+    parts = zip(table.cells[entry].group.parts, table.zones[entry], strict=True)
+    return tuple([((part.gpu_type, zone), count) for part, zone in parts for count in part.node_counts])
 
 
-def needs_whole_nodes(market: Market, times: NodeTimes, column: int) -> bool:
-    """Tell whether a column takes more than half of some node's GPUs, so that what lies around can be in its way."""
-    return any(
-        2 * count > max((size for _, size in times.clean.get(pool, ())), default=0)
-        for pool, count in _parts(market, column)
-    )
+def needs_whole_nodes(parts: Iterable[tuple[Pool, int]], times: NodeTimes) -> bool:
+    """Tell whether some node would give more than half of its GPUs, so that what lies around can be in the way."""
+    return any(2 * count > max((size for _, size in times.clean.get(pool, ())), default=0) for pool, count in parts)
 
 
 def lengths_of(snapshot: Snapshot, market: Market, columns: Ints) -> Floats:

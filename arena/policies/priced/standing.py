@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 
-from arena.policies.priced.layouts import Layout, Need, first_order, in_first_order, laid_out_first
+from arena.policies.priced.layouts import Layout, Need, first_order, in_first_order, laid_out
 from arena.policies.priced.timetable import Timetable
 
 _STRIDE = 64
@@ -33,7 +33,7 @@ class Standing:
     @cached_property
     def layout(self) -> Layout:
         """All of them laid out, without one more."""
-        return laid_out_first(self.needs, self.room, self._begun[-1])
+        return laid_out(self.needs, self.room, self._begun[-1])
 
     @cached_property
     def _begun(self) -> list[Layout]:
@@ -47,8 +47,8 @@ class Standing:
         return [*kept, found]
 
     def with_one(self, need: Need) -> Layout:
-        """Return all of them laid out with one more, as ``laid_out_first`` lays them out."""
-        return laid_out_first([*self.needs, need], self.room, self._begun_with(need))
+        """Return all of them laid out with one more, as ``laid_out`` lays them out."""
+        return laid_out([*self.needs, need], self.room, self._begun_with(need))
 
     def _begun_with(self, need: Need) -> Layout:
         place = bisect_left(self._order, first_order(need), key=first_order)

@@ -28,11 +28,13 @@ class Block:
 
     Args:
         column: Number of the column in its market, -1 for a job that does not compete now.
+        entry: Its position in its job's table, -1 for what the job has.
         usage: What it takes of each row; shape (rows,).
         end_s: May be infinite.
     """
 
     column: int
+    entry: int
     usage: Floats
     start_s: float
     end_s: float

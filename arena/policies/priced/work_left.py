@@ -43,7 +43,7 @@ def runs_until_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, margin:
     Args:
         margin: Multiple of the work that it is taken to have left.
     """
-    speed = _speed(snapshot, job_id, holding)
+    speed = speed_there(snapshot, job_id, holding)
     left = None if speed is None else steps_left(snapshot, job_id, holding.group.gpu_count / speed)
     if left is None or speed is None:
         return None
@@ -70,10 +70,14 @@ def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is
     return snapshot.now_s + snapshot.restart_s
 
 
-def _speed(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
-    """Return the steps per second of what a job has: as measured, else as estimated."""
+def speed_there(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is_measured: bool = True) -> float | None:
+    """Return the steps per second of what a job has: as measured, else as estimated.
+
+    Args:
+        is_measured: Whether what was measured last was measured there.
+    """
     measured_s = snapshot.jobs[job_id].progress.step_time_s
-    if measured_s:
+    if measured_s and is_measured:
         return 1.0 / measured_s
     if holding.estimate is not None:
         return 1.0 / holding.estimate.iter_time_s
