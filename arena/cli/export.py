@@ -60,11 +60,14 @@ def _tell(app: App, export: _Export, out: str | None) -> None:
             job_count=export.written_count,
             live_count=export.live_count,
             hidden_count=export.hidden_count,
+            dropped_count=export.dropped_count,
         )
         return
     text = f"{format_count(export.written_count, 'job')}, {export.live_count:,} of them not over"
     if export.hidden_count:
         text += f"; {export.hidden_count:,} of others left out, which an admin may see"
+    if export.dropped_count:
+        text += f"; {export.dropped_count:,} that ended longer ago are not kept any more"
     if out is not None:
         app.out.line(f"{quoted(out)}: {text}")
     elif not app.out.json_mode:
@@ -85,6 +88,7 @@ class _Export:
     Attributes:
         written_count, live_count, hidden_count: So far; the second are those written that are not over, the last
             those of others.
+        dropped_count: Jobs that the scheduler does not keep any more.
     """
 
     client: ArenaClient
@@ -94,6 +98,7 @@ class _Export:
     written_count: int = field(default=0, init=False)
     live_count: int = field(default=0, init=False)
     hidden_count: int = field(default=0, init=False)
+    dropped_count: int = field(default=0, init=False)
 
     def lines(self, advance: Advance) -> Iterator[str]:
         """Yield the log; ``advance`` is called with every number of jobs that are there."""
@@ -124,6 +129,7 @@ class _Export:
 
         for some in self.client.export_jobs(states=states, user=self.user, project=self.project):
             self.hidden_count += some.hidden_count
+            self.dropped_count += some.dropped_count
             advance(len(some.jobs) + some.hidden_count)
             for one in some.jobs:
                 if one.job.spec is not None:

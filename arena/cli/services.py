@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.numbers import Duration
 from arena.cli.output import Output
 from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.quoting import escaped, quoted
@@ -68,6 +69,9 @@ def start_logging(verbose: bool) -> None:
     "--decide-after", "decide_after_s", type=float, metavar="SECONDS", help="Gather events for so long first."
 )
 @click.option("--launch-deadline", "launch_deadline_s", type=float, metavar="SECONDS", help="For a gang to be up.")
+@click.option(
+    "--keep-history", "keep_history_s", type=Duration(), help="Forget what ended longer ago: 30d.  [default: nothing]"
+)
 @click.option("--address-file", type=_FILE, help="File that gets the address once it serves.")
 def scheduler(app: App, **options: Any) -> int:
     """Run the scheduler until TERM or Ctrl-C; jobs go on running.

@@ -72,10 +72,11 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedJobs:
-    """Some jobs in full, and how many of others were passed over beside them."""
+    """Some jobs in full, how many of others were passed over beside them, and how many are not kept any more."""
 
     jobs: tuple[JobDetail, ...]
     hidden_count: int
+    dropped_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +215,7 @@ class ArenaClient:
                 )
                 for one in response.jobs
             )
-            yield ExportedJobs(jobs=jobs, hidden_count=response.hidden_count)
+            yield ExportedJobs(jobs=jobs, hidden_count=response.hidden_count, dropped_count=response.dropped_count)
 
     def cancel(self, job_ids: Iterable[str] = (), *, all_mine: bool = False) -> Cancelled:
         """Cancel jobs in one transaction; returns once that is recorded, not once they are gone."""

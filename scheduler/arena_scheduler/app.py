@@ -200,6 +200,7 @@ def _build(
         awake=awake,
         drop_node=sessions.drop,
         is_connected=sessions.is_connected,
+        keep_history_s=config.keep_history_s,
     )
     driver.ended_counts.update(
         {state: count for state, count in store.reader.count_by_state().items() if state.is_terminal}
@@ -269,7 +270,7 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
         submission=submission,
         events=EventStreams(driver=parts.driver, reader=reader, view=parts.view, slots=slots),
         logs=LogStreams(reader=reader, relay=parts.relay, slots=slots),
-        exports=JobExports(reader=reader, slots=slots),
+        exports=JobExports(reader=reader, view=parts.view, slots=slots),
     )
     agents = AgentService(
         access=access, sessions=parts.sessions, inbox=parts.inbox, clock=parts.clock, logs=parts.relay

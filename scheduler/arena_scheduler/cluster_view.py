@@ -23,6 +23,7 @@ from arena_scheduler.access import Caller
 from arena_scheduler.doubts import for_good
 from arena_scheduler.job_views import as_asked, with_live_time
 from arena_scheduler.loop import Driver
+from arena_scheduler.reading import Dropped
 from arena_scheduler.tenant_view import tenant_shares, warnings_of
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,11 @@ class ClusterView:
     def state(self) -> ClusterState:
         """The durable state."""
         return self._driver.durable_state
+
+    @property
+    def dropped(self) -> Dropped:
+        """What is not kept any more."""
+        return self._driver.dropped
 
     @property
     def now_s(self) -> float:
@@ -158,6 +164,7 @@ class ClusterView:
                 *_skew_warnings(state),
                 *_going_warnings(state, self._now_s()),
                 *warnings_of(self.tenants, state),
+                *_dropped_warnings(self.dropped),
             ),
             tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
             restart_s=state.restart_s,
@@ -238,6 +245,10 @@ def _going_warnings(state: ClusterState, now_s: float) -> list[str]:
     if len(going) > WARNED_NODES_MAX:
         lines.append(f"{len(going) - WARNED_NODES_MAX} further nodes are to be empty")
     return lines
+
+
+def _dropped_warnings(dropped: Dropped) -> list[str]:
+    return [dropped.told] if dropped.job_count else []
 
 
 def _skew_warnings(state: ClusterState) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 from arena.errors import UserError
 
 DEFAULT_PORT = 50061
+KEEP_HISTORY_S_MIN = 3_600.0
+"""Who follows a job must be able to see how it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class SchedulerConfig:
         launch_deadline_s: From launch until all processes of an attempt are up.
         decide_after_s: How long what happens is gathered before it is decided about all of it at once; None decides
             at every event.
+        keep_history_s: So long after its end a job is known, with its history and attempts, and so far back reach the
+            engine's log and the history of nodes; None keeps everything.
         address_file: File to which the bound address is written once the scheduler serves.
     """
 
@@ -51,6 +55,7 @@ class SchedulerConfig:
     restart_s: float = 10.0
     launch_deadline_s: float = 60.0
     decide_after_s: float | None = None
+    keep_history_s: float | None = None
     address_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -66,6 +71,12 @@ class SchedulerConfig:
             raise UserError("a restart cannot cost less than nothing", why=f"got {self.restart_s:g} s")
         if self.decide_after_s is not None and not 0 <= self.decide_after_s < math.inf:
             raise UserError("decisions cannot wait that long", why=f"got {self.decide_after_s:g} s")
+        if self.keep_history_s is not None and not KEEP_HISTORY_S_MIN <= self.keep_history_s < math.inf:
+            raise UserError(
+                "history cannot be kept for so short a time",
+                why=f"got {self.keep_history_s:g} s",
+                fix=f"keep {KEEP_HISTORY_S_MIN / 3600:.0f} h or more, or everything by leaving --keep-history out",
+            )
         if not is_loopback(self.host):
             self._refuse_open_door()
 

@@ -30,6 +30,9 @@ BATCH_S_MAX = 0.05
 TICK_INTERVAL_S_MIN = 0.02
 IDLE_S_MAX = 0.5
 PROBE_INTERVAL_S = 1.0
+DROP_INTERVAL_S = 60.0
+DROP_AGAIN_S = 0.5
+"""While much is to be dropped: most of the time is left to commits."""
 
 
 class Brain(Protocol):
@@ -56,6 +59,7 @@ class Driver:
         world: Carries out commands.
         drop_node: Ends a node's session when its report could not be stored, so that it registers anew.
         is_connected: Tells whether a node has a session at present.
+        keep_history_s: What is over for longer is dropped; None drops nothing.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Driver:
         awake: AwakeClock,
         drop_node: Callable[[NodeId, str], None],
         is_connected: Callable[[NodeId], bool],
+        keep_history_s: float | None = None,
     ) -> None:
         self._brain = brain
         self._store = store
@@ -81,7 +86,10 @@ class Driver:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-writer")
         self._is_stopping = False
         self._changed = asyncio.Event()
+        self._keep_history_s = keep_history_s
         self._probe_at_s = 0.0
+        self._drop_at_s = 0.0
+        self.dropped = store.dropped()
         self._tick_not_before_s = 0.0
         self.durable_state = brain.state
         self.read_only_cause: str | None = None
@@ -100,6 +108,7 @@ class Driver:
             if items:
                 await self._turn(items)
             await self._probe()
+            await self._drop_old()
         self._inbox.fail_all(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
         self._writer.shutdown(wait=True)
 
@@ -239,6 +248,23 @@ class Driver:
         if any(step.history for step in steps):
             self._changed.set()
             self._changed = asyncio.Event()
+
+    async def _drop_old(self) -> None:
+        """Drop some of what is over for long enough, if it is time to."""
+        now_s = self._clock.now_s()
+        if self._keep_history_s is None or now_s < self._drop_at_s or self.read_only_cause is not None:
+            return
+        self._drop_at_s = now_s + DROP_INTERVAL_S
+        before_s = now_s - self._keep_history_s
+        try:
+            batch = await asyncio.get_running_loop().run_in_executor(self._writer, self._store.drop_before, before_s)
+        except ArenaError as error:
+            _log.warning("old history could not be dropped: %s", error)
+            return
+        self.dropped = batch.total
+        self.ended_counts.subtract(batch.job_count_by_state)
+        if batch.is_more:
+            self._drop_at_s = now_s + DROP_AGAIN_S
 
     async def _probe(self) -> None:
         """While nothing can be written, try now and then, so that free space is noticed without a restart."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 
 from arena.domain.job import JobId
@@ -54,6 +55,49 @@ class HistoryQuery:
             and (self.node_id is None or entry.node_id == self.node_id)
             and (not self.kinds or entry.kind in self.kinds)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """What is not kept any more, because it was over long ago.
+
+    Args:
+        identity: Of the database, which job ids carry.
+        job_count: Jobs that were dropped, with all that was known of them.
+        before_s: They had ended before this instant.
+        job_number: The greatest number that any of them had.
+    """
+
+    identity: str
+    job_count: int = 0
+    before_s: float = 0.0
+    job_number: int = 0
+
+    @property
+    def told(self) -> str:
+        """What people are told of it."""
+        before = datetime.fromtimestamp(self.before_s, tz=UTC)
+        jobs = f"{self.job_count:,} jobs" if self.job_count > 1 else "1 job"
+        return f"{jobs} that ended before {before:%Y-%m-%d %H:%M} UTC are not kept any more (--keep-history)"
+
+    def may_have(self, job_id: JobId) -> bool:
+        """Tell whether a job that is not known here may be one of them."""
+        identity, _, number = job_id.rpartition("-")
+        return identity == self.identity and number.isdigit() and 0 < int(number) <= self.job_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedBatch:
+    """What one transaction dropped.
+
+    Args:
+        total: All that was dropped so far.
+        is_more: Whether there is more to drop at once.
+    """
+
+    job_count_by_state: Mapping[JobState, int]
+    total: Dropped
+    is_more: bool
 
 
 class Reader(Protocol):
@@ -120,6 +164,19 @@ class LiveStore(Store, Protocol):
 
     def last_job_number(self) -> int:
         """Return the greatest number any job id carries."""
+        ...
+
+    def dropped(self) -> Dropped:
+        """Return what is not kept any more."""
+        ...
+
+    def drop_before(self, before_s: float) -> DroppedBatch:
+        """Drop, in one short transaction, some of what is known of jobs that ended before an instant, and older inputs.
+
+        Raises:
+            ResourceExhaustedError: The disk is full; nothing was dropped.
+            UnavailableError: The database is busy or broken; nothing was dropped.
+        """
         ...
 
     def probe(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import Event, GridBuilt
@@ -15,7 +15,7 @@ from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobStat
 from arena.engine.ports import Restored, Step
 from arena.errors import ArenaError, InternalError
 from arena.policies.base import Decision
-from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
+from arena_scheduler.reading import Dropped, DroppedBatch, HistoryQuery, JobCursor, JobPage, JobQuery
 
 
 class MemoryStore:
@@ -33,6 +33,7 @@ class MemoryStore:
         self._grids: dict[JobId, tuple[ClusterShape, Grid]] = {}
         self._history: list[HistoryEntry] = []
         self._decisions: list[tuple[float, Decision]] = []
+        self._dropped = Dropped(identity=self.identity)
 
     @property
     def reader(self) -> MemoryStore:
@@ -81,8 +82,35 @@ class MemoryStore:
 
     def last_job_number(self) -> int:
         """Return the greatest number any job id carries."""
-        numbers = (job_id.rpartition("-")[2] for job_id in self._jobs)
-        return max((int(number) for number in numbers if number.isdigit()), default=0)
+        return max(_number(self._jobs), self._dropped.job_number)
+
+    def dropped(self) -> Dropped:
+        """Return what is not kept any more."""
+        return self._dropped
+
+    def drop_before(self, before_s: float) -> DroppedBatch:
+        """Drop all that is known of jobs that ended before an instant, and older inputs and decisions."""
+        self.probe()
+        over = [job for job in self._jobs.values() if job.ended_at_s is not None and job.ended_at_s < before_s]
+        last = self._history[-1:]
+        gone = {job.job_id for job in over if job.state.is_terminal} - {entry.job_id for entry in last}
+        self._history = [
+            entry
+            for entry in self._history
+            if entry in last or (entry.job_id not in gone if entry.job_id else entry.at_s >= before_s)
+        ]
+        self.inputs_logged = [one for one in self.inputs_logged if one[0] >= before_s] or self.inputs_logged[-1:]
+        counts = Counter(job.state for job in over if job.job_id in gone)
+        self._jobs = {job_id: job for job_id, job in self._jobs.items() if job_id not in gone}
+        self._attempts = {name: one for name, one in self._attempts.items() if one.job_id not in gone}
+        if gone:
+            self._dropped = Dropped(
+                identity=self.identity,
+                job_count=self._dropped.job_count + len(gone),
+                before_s=max(self._dropped.before_s, before_s),
+                job_number=max(self._dropped.job_number, _number(gone)),
+            )
+        return DroppedBatch(job_count_by_state=counts, total=self._dropped, is_more=False)
 
     def get_job(self, job_id: JobId) -> JobRecord | None:
         """Return a job by id."""
@@ -141,6 +169,11 @@ class MemoryStore:
     def count_by_state(self) -> Mapping[JobState, int]:
         """Return the number of jobs in each state."""
         return dict(Counter(job.state for job in self._jobs.values()))
+
+
+def _number(job_ids: Iterable[JobId]) -> int:
+    numbers = (job_id.rpartition("-")[2] for job_id in job_ids)
+    return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
 def _refuse_doubles(jobs: Mapping[JobId, JobRecord], attempts: Mapping[AttemptId, AttemptRecord]) -> None:

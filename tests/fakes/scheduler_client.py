@@ -27,7 +27,7 @@ REQUESTS = {
     for module, names in (
         (
             job_service_pb2,
-            "SubmitJob GetJob ListJobs CancelJobs HoldJob ReleaseJob StreamEvents StreamLogs",
+            "SubmitJob GetJob ListJobs CancelJobs HoldJob ReleaseJob StreamEvents StreamLogs ExportJobs",
         ),
         (admin_service_pb2, "GetStatus ListNodes DrainNode UndrainNode"),
     )

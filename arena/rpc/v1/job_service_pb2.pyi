@@ -609,8 +609,11 @@ class ExportJobsResponse(_message.Message):
 
     JOBS_FIELD_NUMBER: _builtins.int
     HIDDEN_COUNT_FIELD_NUMBER: _builtins.int
+    DROPPED_COUNT_FIELD_NUMBER: _builtins.int
     hidden_count: _builtins.int
     """Jobs of others that were passed over since the message before."""
+    dropped_count: _builtins.int
+    """Jobs that ended so long ago that they are not kept any more, whoever's they were; in the last message."""
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExportedJob]: ...
     def __init__(
@@ -618,10 +621,11 @@ class ExportJobsResponse(_message.Message):
         *,
         jobs: _abc.Iterable[Global___ExportedJob] | None = ...,
         hidden_count: _builtins.int = ...,
+        dropped_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_count", b"hidden_count", "jobs", b"jobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped_count", b"dropped_count", "hidden_count", b"hidden_count", "jobs", b"jobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

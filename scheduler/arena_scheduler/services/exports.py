@@ -10,6 +10,7 @@ from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as pb
 from arena.rpc.views import job_view
 from arena_scheduler.access import Caller
+from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.reading import JobCursor, JobQuery, Reader
 from arena_scheduler.services.paging import chunked
 from arena_scheduler.services.streams import StreamSlots
@@ -20,8 +21,9 @@ JOBS_PER_READ = 200
 class JobExports:
     """What the store knows of jobs, newest first."""
 
-    def __init__(self, *, reader: Reader, slots: StreamSlots) -> None:
+    def __init__(self, *, reader: Reader, view: ClusterView, slots: StreamSlots) -> None:
         self._reader = reader
+        self._view = view
         self._slots = slots
 
     async def stream(self, query: JobQuery, caller: Caller) -> AsyncIterator[pb.ExportJobsResponse]:
@@ -38,7 +40,10 @@ class JobExports:
                     yield pb.ExportJobsResponse(hidden_count=hidden)
                 after = page.after
                 if after is None:
-                    return
+                    break
+            dropped = self._view.dropped
+            if dropped.job_count and _is_of_ended(query):
+                yield pb.ExportJobsResponse(dropped_count=dropped.job_count)
 
     def _responses(self, jobs: list[JobRecord]) -> list[pb.ExportJobsResponse]:
         attempts = self._reader.attempts_of_jobs([job.job_id for job in jobs])
@@ -51,3 +56,7 @@ class JobExports:
             for job in jobs
         )
         return [pb.ExportJobsResponse(jobs=chunk) for chunk in chunked(exported)]
+
+
+def _is_of_ended(query: JobQuery) -> bool:
+    return not query.states or any(state.is_terminal for state in query.states)

@@ -92,8 +92,13 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         live = self._view.state.jobs.get(job_id)
         record = live if live is not None else await asyncio.to_thread(self._reader.get_job, job_id)
         if record is None:
-            raise _no_job(name)
+            raise self._no_job(name)
         return record
+
+    def _no_job(self, name: str) -> NotFoundError:
+        dropped = self._view.dropped
+        why = dropped.told if dropped.may_have(JobId(name)) else ""
+        return NotFoundError(f"there is no job {name}", why=why, fix="see `arena jobs`", details={"job_id": name})
 
     async def _jobs(self, job_ids: list[JobId]) -> list[JobRecord]:
         live = self._view.state.jobs
@@ -101,7 +106,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         ended = await asyncio.to_thread(self._reader.get_jobs, others) if others else {}
         missing = next((job_id for job_id in others if job_id not in ended), None)
         if missing is not None:
-            raise _no_job(missing)
+            raise self._no_job(missing)
         return [live[job_id] if job_id in live else ended[job_id] for job_id in job_ids]
 
     @unary
@@ -273,7 +278,3 @@ def _kinds_for(understood: Iterable[str]) -> frozenset[EntryKind]:
     words = frozenset(understood)
     known = frozenset(kind for kind in EntryKind if kind.value in words)
     return known or frozenset(EntryKind) - _LATER_KINDS
-
-
-def _no_job(name: str) -> NotFoundError:
-    return NotFoundError(f"there is no job {name}", fix="see `arena jobs`", details={"job_id": name})

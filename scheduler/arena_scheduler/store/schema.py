@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, Text, text
 
 METADATA = MetaData()
 
@@ -77,6 +77,7 @@ JOB_GRIDS = Table(
     Column("job_id", String, ForeignKey("jobs.job_id"), primary_key=True),
     Column("digest", String, ForeignKey("grids.digest"), nullable=False),
     Column("shape", Text, nullable=False),
+    Index("job_grids_by_grid", "digest"),
 )
 
 HISTORY = Table(
@@ -102,6 +103,7 @@ INPUTS = Table(
     Column("at_s", Float, nullable=False),
     Column("event", Text, nullable=False),
     Column("digest", String, ForeignKey("grids.digest")),
+    Index("inputs_by_grid", "digest", sqlite_where=text("digest IS NOT NULL")),
 )
 
 DECISIONS = Table(

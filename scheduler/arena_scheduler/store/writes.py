@@ -21,6 +21,8 @@ from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
+from arena_scheduler.reading import Dropped, DroppedBatch
+from arena_scheduler.store import retention
 from arena_scheduler.store.connection import (
     DATABASE_ERRORS,
     check_file,
@@ -150,7 +152,26 @@ class SqliteStore:
         """Return the greatest number any job id carries."""
         number = cast(func.substr(JOBS.c.job_id, len(self.identity) + 2), Integer)
         with self._engine.begin() as connection:
-            return int(connection.scalar(select(func.max(number))) or 0)
+            here = int(connection.scalar(select(func.max(number))) or 0)
+            return max(here, retention.dropped(connection, self.identity).job_number)
+
+    def dropped(self) -> Dropped:
+        """Return what is not kept any more."""
+        with self._reader_engine.begin() as connection:
+            return retention.dropped(connection, self.identity)
+
+    def drop_before(self, before_s: float) -> DroppedBatch:
+        """Drop some of what is known of jobs that ended before an instant; see ``arena_scheduler.store.retention``.
+
+        Raises:
+            ResourceExhaustedError: The disk is full; nothing was dropped.
+            UnavailableError: The database is busy or broken; nothing was dropped.
+        """
+        try:
+            with self._engine.begin() as connection:
+                return retention.drop_before(connection, before_s, self.identity)
+        except DATABASE_ERRORS as error:
+            raise translated(error, self.path) from error
 
     def probe(self) -> None:
         """Write a row of some size; it stays, as a little room for the next bad day.
