@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -173,8 +174,11 @@ def drawn(figure: Any, axes: Any, *, handles: Sequence[Any] | None = None) -> by
     """
     shown = list(axes.get_legend_handles_labels()[0] if handles is None else handles)
     if shown:
-        labels = [plain(str(one.get_label())) for one in shown]
-        widths = [len(label) + _LEGEND_GAP for label in labels]
+        wrapped = [
+            wrap(str(one.get_label()), _LEGEND_CHARACTERS - _LEGEND_GAP, break_on_hyphens=False) for one in shown
+        ]
+        labels = [plain("\n".join(lines)) for lines in wrapped]
+        widths = [max(map(len, lines)) + _LEGEND_GAP for lines in wrapped]
         fits = sum(widths) <= _LEGEND_CHARACTERS
         count = len(shown) if fits else max(1, min(len(shown), _LEGEND_CHARACTERS // max(widths)))
         figure.legend(shown, labels, loc="outside upper left", ncols=count, frameon=False, fontsize=8, handlelength=3.2)
