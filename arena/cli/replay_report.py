@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from string import Template
@@ -86,7 +86,7 @@ def report_html(study: Study, about: About) -> str:
             series_png(study, "speed", "sum of the jobs' speeds"),
         ),
         "<h2>Who had which GPU</h2>",
-        *(_gantt(study, about, policy) for policy in study.policies),
+        *(_gantt(study, about, policies) for policies in _alike(study)),
         "<h2>The trace</h2>",
         _pairs(about.account),
         _table(about.defects) if about.defects is not None else "<p>No row was dropped or repaired.</p>",
@@ -97,17 +97,31 @@ def report_html(study: Study, about: About) -> str:
     return _PAGE.substitute(title=escape(about.title), body="\n".join(parts))
 
 
-def _gantt(study: Study, about: About, policy: str) -> str:
-    run = study.runs_of(policy)[0]
+def _alike(study: Study) -> list[list[str]]:
+    """Return the policies, those together that gave the same GPUs to the same jobs at the same times."""
+    found: list[list[str]] = []
+    for policy in study.policies:
+        bars = study.runs_of(policy)[0]["bars"]
+        same = next((one for one in found if study.runs_of(one[0])[0]["bars"] == bars), None)
+        if same is None:
+            found.append([policy])
+        else:
+            same.append(policy)
+    return found
+
+
+def _gantt(study: Study, about: About, policies: Sequence[str]) -> str:
+    """Return the chart of policies that did the same."""
+    run, names = study.runs_of(policies[0])[0], " = ".join(policies)
     if not run["bars"]:
-        return f"<p>{escape(policy)}: nothing ran on the GPUs shown.</p>"
+        return f"<p>{escape(names)}: nothing ran on the GPUs shown.</p>"
     shown = {bar["job_id"] for bar in run["bars"]}
     jobs = _part_text(len(shown), run["whole"]["job_count"], "job")
     gpus = _part_text(len(run["rows"]), about.gpu_count, "GPU")
     own_s, last_s = _end_s([run]), _end_s([study.runs_of(other)[0] for other in study.policies])
     # Charts have one scale, but for those that would be a stroke at its beginning.
     is_short = own_s < last_s / 2
-    text = f"{policy}, first seed: {jobs} on {gpus}{', on a time scale of its own' if is_short else ''}"
+    text = f"{names}, first seed: {jobs} on {gpus}{', on a time scale of its own' if is_short else ''}"
     return _image(text, gantt_png(run, until_s=own_s if is_short else last_s))
 
 

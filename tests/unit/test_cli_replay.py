@@ -182,7 +182,9 @@ def test_what_was_kept_of_a_file_is_not_taken_for_the_same_file_read_otherwise(a
 def test_the_report_is_one_file_with_everything(arena: Arena, folder: Path) -> None:
     assert replay(arena, folder, "--policy", "fcfs,elastic", "--out", folder / "out").code == 0
     page = (folder / "out" / "report.html").read_text()
-    assert len(re.findall(r'src="data:image/png;base64,iVBORw0KGgo', page)) == 5
+    assert len(re.findall(r'src="data:image/png;base64,iVBORw0KGgo', page)) == 4, (
+        "three of curves, and one of GPUs: both did the same"
+    )
     assert not re.findall(r'(?:src|href)="(?!data:)', page)
     for part in (
         "ALL JOBS, whole run",
@@ -201,6 +203,13 @@ def test_the_report_is_one_file_with_everything(arena: Arena, folder: Path) -> N
     )
     scopes = [row["scope"] for row in csv.DictReader(io.StringIO((folder / "out" / "results.csv").read_text()))]
     assert scopes == ["whole", "steady"] * 2
+
+
+def test_policies_that_did_the_same_share_a_chart_of_gpus(arena: Arena, folder: Path) -> None:
+    replay(arena, folder, "--policy", "fcfs,srtf,elastic", "--first", 1, "--out", folder / "out")
+    page = (folder / "out" / "report.html").read_text()
+    assert "<p>fcfs = srtf = elastic, first seed: 1 job on 4 GPUs</p>" in page
+    assert len(re.findall(r'src="data:image/png', page)) == 4
 
 
 def test_names_of_a_trace_cannot_write_the_report(arena: Arena, folder: Path) -> None:
