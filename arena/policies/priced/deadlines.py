@@ -154,6 +154,13 @@ def in_time(snapshot: Snapshot, plan: Plan, at: int) -> Ints:
     return found
 
 
+def _goes_on(snapshot: Snapshot, plan: Plan, at: int) -> bool:
+    """Tell whether a job with a block has something that is in time."""
+    need = plan.needs[at]
+    left_s = plan.blocks[at].end_s - snapshot.now_s + _TOLERANCE_S
+    return need.kept >= 0 and bool(need.least_s[need.kept] <= left_s)
+
+
 def urgent_ones(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> list[int]:
     """Return the contenders that must have their share now, the earliest deadline first."""
     if plan is None:
@@ -190,21 +197,16 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
     """Return when the next job becomes urgent, None where none will."""
     if plan is None:
         return None
-    own = _own_blocks(market, plan)
-    instants = [_urgent_from_s(snapshot, market, at, block, changes) for at, block in own]
-    # One that runs too slowly comes nearer to its block in ever smaller steps.
     soon_s = snapshot.now_s + LOOKS_SHARE * snapshot.restart_s
-    instants += [
-        max(_comes_s(snapshot, market, at, block), soon_s)
-        for at, block in own
-        if not _has_come(snapshot, market, at, block) and market.keeping[at] not in in_time(snapshot, plan, at)
-    ]
-    # One whose block has come and that is not served yet must not wait until something happens.
-    instants += [
-        snapshot.now_s + max(snapshot.restart_s, LOOK_AGAIN_S)
-        for at, block in own
-        if _has_come(snapshot, market, at, block) and market.keeping[at] not in in_time(snapshot, plan, at)
-    ]
+    again_s = snapshot.now_s + max(snapshot.restart_s, LOOK_AGAIN_S)
+    instants = list[float]()
+    for at, block in _own_blocks(market, plan):
+        instants.append(_urgent_from_s(snapshot, market, at, block, changes))
+        if not _goes_on(snapshot, plan, at):
+            # One that runs too slowly comes nearer to its block in ever smaller steps, and one whose block has come and
+            # that is not served yet must not wait until something happens.
+            comes_s = _comes_s(snapshot, market, at, block)
+            instants.append(again_s if comes_s <= snapshot.now_s + _TOLERANCE_S else max(comes_s, soon_s))
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 
 
