@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from arena.domain.job import JobId
-from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState
+from arena.domain.launch import AttemptId
+from arena.domain.records import AttemptRecord, JobRecord, JobState
 from arena.engine.ports import Step
-from arena.sim.world import FAILED_FOR_GOOD
-
-_CUT_OFF = frozenset({EndKind.FAILED, EndKind.LOST, EndKind.LAUNCH_FAILED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +18,7 @@ class JobOutcome:
     Args:
         gpu_count: GPUs of its last attempt; 0 if it never had any.
         gpu_seconds: All that its attempts held, from launch to verified end, and what its profile took.
-        lost_gpu_seconds: What of it went to the profile, to starting, loading, saving and repeated steps. How far a
-            program is nobody is told: what it ran for after loading counts as kept, unless it then has to do it again.
+        lost_gpu_seconds: What of it went to the profile, to starting, loading, saving and repeated steps.
         attempt_count: Launches; one less is the number of restarts.
         held_s: How long it had GPUs, from each launch to the verified end.
     """
@@ -83,7 +80,7 @@ class Ledger:
 
     Attributes:
         step_s: How long a step of an attempt really takes.
-        load_s: How long an attempt of a program really loads, once its processes are up.
+        untold_s: How long an attempt that told of no step, as one of a program, did work that is not to be repeated.
         profile_s, profile_gpus: How long a job that may be laid out is profiled, and on how many GPUs.
         outcomes: Of the jobs that ended, in order of their end.
         busy: GPUs held after each change, as (instant, count): a step function over the run.
@@ -91,7 +88,7 @@ class Ledger:
     """
 
     step_s: Callable[[AttemptRecord], float] = estimated_step_s
-    load_s: Callable[[AttemptRecord], float] = lambda _: 0.0
+    untold_s: Callable[[AttemptId], float] = lambda _: 0.0
     profile_s: float = 0.0
     profile_gpus: int = 1
     outcomes: list[JobOutcome] = field(default_factory=list)
@@ -130,19 +127,12 @@ class Ledger:
         account.held_s += held_s
         account.gpu_seconds += count * held_s
         if attempt.resumed_step is None:
-            account.lost_gpu_seconds += count * (held_s - self._kept_s(attempt, attempt.ended_at_s))
+            account.lost_gpu_seconds += count * (held_s - self.untold_s(attempt.attempt_id))
             return
         steps = _kept_steps(attempt)
         account.step_gpu_seconds = count * self.step_s(attempt)
         account.lost_gpu_seconds += count * held_s - steps * account.step_gpu_seconds
         account.kept_step += steps
-
-    def _kept_s(self, attempt: AttemptRecord, ended_at_s: float) -> float:
-        """Return how long an attempt that told of no step worked: 0 but for a program that was not cut off."""
-        if attempt.first_step_at_s is None or _was_cut_off(attempt):
-            return 0.0
-        until_s = ended_at_s if attempt.stop_requested_at_s is None else attempt.stop_requested_at_s
-        return max(until_s - attempt.first_step_at_s - self.load_s(attempt), 0.0)
 
     def _hold(self, at_s: float, change: int) -> None:
         self._held += change
@@ -178,8 +168,3 @@ def _kept_steps(attempt: AttemptRecord) -> int:
     assert attempt.resumed_step is not None
     last = attempt.last_step if attempt.finished_report else attempt.durable_step
     return max(last - attempt.resumed_step, 0)
-
-
-def _was_cut_off(attempt: AttemptRecord) -> bool:
-    """Tell whether a program ended by something that is to be repaired, and not as it or its user wanted."""
-    return attempt.outcome in _CUT_OFF and not any(end.error_code == FAILED_FOR_GOOD for end in attempt.ends)

@@ -96,7 +96,6 @@ class Replay:
         """
         ledger = Ledger(
             step_s=self._step_s(jobs),
-            load_s=self._load_s(jobs),
             profile_s=self.costs.profile_s,
             profile_gpus=self.costs.profile_gpus,
         )
@@ -126,6 +125,7 @@ class Replay:
             watch=ledger.watch if is_ledger_enough else both,
             kernel=Kernel(now_s=begins_s),
         )
+        ledger.untold_s = simulation.world.kept_s
         simulation.run(until_s=until_s)
         if until_s >= HORIZON_S and len(ledger.outcomes) < len(jobs):
             raise InternalError(f"{len(jobs) - len(ledger.outcomes)} of {len(jobs)} jobs never ended")
@@ -137,10 +137,6 @@ class Replay:
             return estimated_step_s
         specs = {job.job_id: job.spec for job in jobs}
         return lambda attempt: pace.step_s(specs[attempt.job_id], attempt.group, estimated_s=estimated_step_s(attempt))
-
-    def _load_s(self, jobs: Sequence[ReplayJob]) -> Callable[[AttemptRecord], float]:
-        specs, restart = {job.job_id: job.spec for job in jobs}, self.costs.restart
-        return lambda attempt: restart.restart_s(specs[attempt.job_id], attempt.group, is_first=attempt.epoch == 1)
 
     def _source(self, jobs: Sequence[ReplayJob], begins_s: float) -> Iterator[tuple[float, Event]]:
         """Yield all that comes from outside, in order of time; nodes first."""

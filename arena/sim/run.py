@@ -117,13 +117,13 @@ class Simulation:
         if isinstance(event, NodeDisconnected):
             self.world.lose_node(event.node_id)
         step = self.engine.handle(event, self.kernel.now_s)
-        if step.attempts or step.jobs:
-            self._forget_what_ended(step)
         if self.watch is not None:
             self.watch(step)
         else:
             self.steps.append(step)
             self.ended.update({job.job_id: job for job in step.jobs if job.state.is_terminal})
+        if step.attempts or step.jobs:
+            self._forget_what_ended(step)
         if self.check and (broken := violations(self.engine.state)):
             raise InternalError(f"after {event.kind} at {self.kernel.now_s:.3f} s: {'; '.join(broken)}")
         for command in step.commands:

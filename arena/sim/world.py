@@ -112,6 +112,7 @@ class SimWorld:
     fates: Mapping[JobId, Fate] = field(default_factory=dict)
     _runs: dict[AttemptId, _Run] = field(default_factory=dict)
     _durable: dict[JobId, int] = field(default_factory=dict)
+    _kept_s: dict[AttemptId, float] = field(default_factory=dict)
     _profiled_at_s: dict[JobId, float] = field(default_factory=dict)
 
     def send(self, command: Command) -> None:
@@ -141,6 +142,11 @@ class SimWorld:
     def forget_attempt(self, attempt_id: AttemptId) -> None:
         """Forget an attempt that is over."""
         self._runs.pop(attempt_id, None)
+        self._kept_s.pop(attempt_id, None)
+
+    def kept_s(self, attempt_id: AttemptId) -> float:
+        """Return how long an attempt that is over, and not forgotten yet, did work that is not to be repeated."""
+        return self._kept_s.get(attempt_id, 0.0)
 
     def forget_job(self, job_id: JobId) -> None:
         """Forget a job that is over, so that memory does not grow with the trace."""
@@ -159,9 +165,14 @@ class SimWorld:
 
     def _keep_saved(self, run: _Run, now_s: float) -> None:
         """Have a job go on from its last checkpoint, of which the engine was told when it was written."""
-        step = self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+        step = self._saved_step(run, now_s)
+        self._keep(run, step)
         if step > run.began_step:
             self._report(run, now_s, CheckpointSaved(step=step, name=f"step-{step}", size_bytes=0, save_s=0.0))
+
+    def _keep(self, run: _Run, step: int) -> None:
+        self._durable[run.attempt.job_id] = step
+        self._kept_s[run.attempt.attempt_id] = max(step - run.began_step, 0) * run.step_s
 
     def _grid(self, job_id: JobId, spec: JobSpec, shape: ClusterShape) -> Event:
         try:
@@ -219,6 +230,7 @@ class SimWorld:
             wish = JobWishChanged(job_id=run.attempt.job_id, wish="cancel", by=run.spec.user or "its user")
             run.pending.append(self.kernel.push(at_s, wish, priority=REPORTS_FIRST))
             return
+        self._kept_s[run.attempt.attempt_id] = max(last_step - run.began_step, 0) * run.step_s
         if fate.is_failed:
             # What it did until then is no loss of the scheduler's, so it counts as kept.
             saved = CheckpointSaved(step=last_step, name=f"step-{last_step}", size_bytes=0, save_s=0.0)
@@ -240,11 +252,11 @@ class SimWorld:
             return
         self._forget(run)
         if command.mode == "kill":
-            self._durable[run.attempt.job_id] = self._saved_step(run, now_s)
+            self._keep(run, self._saved_step(run, now_s))
             self._end(run, now_s + self.costs.exit_s, EndKind.KILLED)
             return
         step = self._steps_done(run, now_s)
-        self._durable[run.attempt.job_id] = step
+        self._keep(run, step)
         # Until it is over it is one of those that run: a node that is lost in the meantime takes the checkpoint along.
         self._runs[command.attempt_id], run.saving_since_s = run, now_s
         save_s = self._saving_s(run)
