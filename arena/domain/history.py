@@ -98,6 +98,7 @@ class EndedJob:
         log_ratio: Of the steps it made to those; None likewise.
         log_steps: Of the steps it made, one a second for a program that tells of none; None where it made none.
         log_gpu_s: Of its GPU-seconds; None where it had none.
+        submitted_at_s: When it came.
     """
 
     name: tuple[float, str]
@@ -106,14 +107,21 @@ class EndedJob:
     log_ratio: int | None
     log_steps: int | None
     log_gpu_s: int | None
+    submitted_at_s: float
+
+    @property
+    def flow_ms(self) -> int:
+        """Milliseconds from its submission to its end, a whole number: sums do not depend on the order."""
+        return round(1e3 * (self.name[0] - self.submitted_at_s))
 
 
 class _Sums(NamedTuple):
-    """The moments of ``LengthHistory``."""
+    """The moments of ``LengthHistory``, and the sum of flow times."""
 
     ratios: Moments = Map()
     steps: Moments = Map()
     gpu_s: Moments = Map()
+    flow_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,6 +151,16 @@ class LengthHistory:
     def gpu_s(self) -> Moments:
         """Logarithms of GPU-seconds: everybody's, by user, by user and workload."""
         return self._sums().gpu_s
+
+    @property
+    def flow_s(self) -> float:
+        """The sum of the times from submission to end."""
+        return self._sums().flow_ms / 1e3
+
+    @property
+    def begun_at_s(self) -> float | None:
+        """When the one that ended first came; None where none has ended."""
+        return self.window[self.oldest_index].submitted_at_s if self.window else None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LengthHistory) and self._sums() == other._sums()
@@ -220,6 +238,7 @@ def _ended_job(job: JobRecord) -> EndedJob | None:
         log_ratio=None if log_steps is None or log_declared is None else log_steps - log_declared,
         log_steps=log_steps,
         log_gpu_s=_logarithm(job.gpu_seconds) if job.gpu_seconds > 0 else None,
+        submitted_at_s=job.submitted_at_s,
     )
 
 
@@ -257,9 +276,10 @@ def _unchained(changes: _Changes | None) -> Iterator[_Change]:
 def _with_changes(sums: _Sums, changes: Iterable[_Change]) -> _Sums:
     """Return the sums with jobs counted so many times more."""
     by_key: dict[tuple[str, str], list[_Change]] = {}
+    ratios, steps, gpu_s, flow_ms = sums
     for change in changes:
         by_key.setdefault(change[0].key, []).append(change)
-    ratios, steps, gpu_s = sums
+        flow_ms += change[0].flow_ms * change[1]
     for key, jobs in by_key.items():
         levels: tuple[LengthKey, ...] = ((), key[:1], key)
         with_ratio = [(job.log_ratio, job.log_declared or 0, times) for job, times in jobs if job.log_ratio is not None]
@@ -269,7 +289,7 @@ def _with_changes(sums: _Sums, changes: Iterable[_Change]) -> _Sums:
         gpu_s = _with_values(
             gpu_s, levels, [(job.log_gpu_s, 0, times) for job, times in jobs if job.log_gpu_s is not None]
         )
-    return _Sums(ratios, steps, gpu_s)
+    return _Sums(ratios, steps, gpu_s, flow_ms)
 
 
 def _with_values(moments: Moments, keys: tuple[LengthKey, ...], values: list[_Counted]) -> Moments:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from arena.errors import SpecError
+from arena.policies.base import Snapshot
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market
 
@@ -44,6 +45,7 @@ class ChangeRules:
         again: By how much each move of the last hour adds to the weight of the next, as a share of it.
         outlook: What GPUs will be worth when all of today's jobs have ended, as a share of today's price, if it is
             certain that others will come (see ``outlook``).
+        standby: What they usually are worth counts so much against taking more of them (see ``standby``).
         wait_max_s: After so long and its own run a waiting job comes before all others (see ``urgency``).
         fairness: How much more the time of those counts who get least of their share (see ``fairness``); 0 not at all.
     """
@@ -55,6 +57,7 @@ class ChangeRules:
     suspend: float = 2.0
     again: float = 0.5
     outlook: float = 0.3
+    standby: float = 1.0
     wait_max_s: float = 86_400.0
     fairness: float = 0.0
 
@@ -64,7 +67,7 @@ class ChangeRules:
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:
-        for name in ("grow", "shrink", "swap", "suspend", "again", "outlook", "fairness"):
+        for name in ("grow", "shrink", "swap", "suspend", "again", "outlook", "standby", "fairness"):
             most = FAIRNESS_MAX if name == "fairness" else WEIGHT_MAX
             if not 0 <= getattr(self, name) <= most:
                 raise SpecError(
@@ -81,7 +84,29 @@ def outlook(market: Market, rules: ChangeRules) -> float:
     Others will have come by then if they keep coming. Of n instants at which these came, n - 1 followed another: so
     surely others follow. Jobs that came all at once are a batch, and nothing says that there will be another.
     """
-    return rules.outlook * (1.0 - 1.0 / len(np.unique(market.facts["submitted_at_s"])))
+    return rules.outlook * _others_come(market)
+
+
+def _others_come(market: Market) -> float:
+    return 1.0 - 1.0 / len(np.unique(market.facts["submitted_at_s"]))
+
+
+def standby(snapshot: Snapshot, market: Market, rules: ChangeRules) -> float:
+    """Return what it counts against taking GPUs that others will want them, as a share of what they are worth now.
+
+    That is what they are usually worth: as many jobs are here on average as there were since the first that is known
+    of came (Little's law), each worth what one of these is. Who takes more GPUs because few want them at this moment
+    has to give them back to those who come. Where that costs nothing, it counts nothing; where it costs as much as what
+    a change lasts, and from there on, it counts in full.
+    """
+    submitted_at_s, history = market.facts["submitted_at_s"], snapshot.history
+    first_s = float(submitted_at_s.min())
+    seen_s = snapshot.now_s - (first_s if history.begun_at_s is None else min(first_s, history.begun_at_s))
+    if seen_s <= 0.0:
+        return 0.0
+    usual = (history.flow_s + float(np.cumsum(snapshot.now_s - submitted_at_s)[-1])) / seen_s
+    dear = min(rules.shrink * snapshot.restart_s / rules.lasting_s(snapshot.restart_s), 1.0)
+    return rules.standby * dear * _others_come(market) * usual / len(submitted_at_s)
 
 
 def useful_speeds(market: Market, remaining_steps: Floats, restart_s: float, rules: ChangeRules) -> Floats:

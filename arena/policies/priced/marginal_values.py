@@ -15,6 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -107,12 +108,26 @@ class Crew:
 
 def marginal_values(workers: Sequence[Worker], outlook: float = 0.0) -> tuple[list[float], float]:
     """Return the same as ``values_of`` of jobs one by one."""
-    values, price = values_of(Crew.of(workers), outlook)
-    return values.tolist(), price
+    found = values_of(Crew.of(workers), outlook)
+    return found.steps.tolist(), found.price
 
 
-def values_of(crew: Crew, outlook: float = 0.0) -> tuple[Floats, float]:
-    """Return the value of a step of each job, in seconds of weighted flow time, and that of the whole machine.
+class Values(NamedTuple):
+    """What steps and the machine are worth, in seconds of weighted flow time a second.
+
+    Args:
+        steps: A step of each job; shape (jobs,).
+        price: The whole machine, by what its last bit brings.
+        early_price: The same as a sample of the jobs shows it, if nobody else comes.
+    """
+
+    steps: Floats
+    price: float
+    early_price: float
+
+
+def values_of(crew: Crew, outlook: float = 0.0) -> Values:
+    """Return the value of a step of each job, and that of the whole machine.
 
     The order of ends is that of the time each would take at a price of the machine; a first round is made at the price
     of a machine that all share, a second at the price that this gave. The first needs no more than a sample: a price
@@ -125,12 +140,12 @@ def values_of(crew: Crew, outlook: float = 0.0) -> tuple[Floats, float]:
     offers, count = _Offers.of(crew), len(crew.which)
     order = offers.order(float(np.cumsum(crew.weight)[-1]))
     stands_for = -(-count // SAMPLE_MAX)
-    _, price = _recursion(_jobs(crew, order[::stands_for], stands_for))
-    order = offers.order(price)
-    found, price = _recursion(_jobs(crew, order, 1), outlook * price)
+    _, early_price = _recursion(_jobs(crew, order[::stands_for], stands_for))
+    order = offers.order(early_price)
+    found, price = _recursion(_jobs(crew, order, 1), outlook * early_price)
     values = np.empty(count)
     values[order] = found
-    return values, price
+    return Values(steps=values, price=price, early_price=early_price)
 
 
 def _jobs(crew: Crew, order: Ints, count: int) -> list[tuple[float, tuple[_Rise, ...]]]:

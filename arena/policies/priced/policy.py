@@ -22,7 +22,7 @@ from arena.policies.length_estimates import JobKeys
 from arena.policies.priced.admitting import View, admitted
 from arena.policies.priced.allocation import Answer, Effort
 from arena.policies.priced.budgets import offered
-from arena.policies.priced.changes import ChangeRules, column_values, outlook, useful_speeds
+from arena.policies.priced.changes import ChangeRules, column_values, outlook, standby, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import Columns, Floats, Ints, firsts
 from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
@@ -56,7 +56,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "3"
+    version: str = "4"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
@@ -163,14 +163,23 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     crew = _crew(snapshot, market, shares, remaining, useful)
     if changes.fairness > 0.0:
         crew = Crew.of(fairer(snapshot, market, crew.workers, shares, changes))
-    values, price = values_of(crew, outlook(market, changes))
+    wanted = standby(snapshot, market, changes)
+    values, price, early_price = values_of(crew, max(outlook(market, changes), wanted))
     value = column_values(market, values, useful, snapshot.restart_s, changes)
+    value -= wanted * early_price * _taken(market, shares)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
         columns=Columns(job=market.job, value=claims.value, usage=claims.market.usage),
         guess=np.pad(price * power / machine, (0, len(claims.market.rows) - len(market.rows))),
         claims=claims,
     )
+
+
+def _taken(market: Market, shares: Floats) -> Floats:
+    """Return the share of the machine that each column takes beyond what its job has."""
+    kept = np.where(market.keeping >= 0, shares[market.keeping], 0.0)
+    taken: Floats = np.maximum(shares - kept[market.job], 0.0)
+    return taken
 
 
 def _power(market: Market) -> Floats:
