@@ -15,6 +15,8 @@ def _clean_name(name: str) -> str:
     name = unicodedata.normalize("NFC", name).strip()
     if not name:
         raise ValueError("must not be empty")
+    if name.isascii() and name.isprintable():  # nearly all are
+        return name
     bad = [char for char in name if unicodedata.category(char) in {"Cc", "Cs", "Co", "Cn"}]
     if bad:
         raise ValueError(f"must not hold control characters, found {bad[0]!r}")

@@ -27,7 +27,7 @@ SUBMITS = 3_000
 _SERVER = """
 import asyncio, signal, sys
 from pathlib import Path
-from arena_scheduler.app import start
+from arena_scheduler.app import collect_garbage_rarely, start
 from arena_scheduler.config import SchedulerConfig
 
 async def main():
@@ -39,6 +39,7 @@ async def main():
     await running.stop()
     print(running.driver.commit_count, flush=True)
 
+collect_garbage_rarely()
 asyncio.run(main())
 """
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import Connection, Integer, Table, bindparam, cast, delete, func, select
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import dialect, insert
 
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import GridBuilt
@@ -76,21 +76,35 @@ def _upsert(table: Table) -> Any:
     return statement.on_conflict_do_update(index_elements=keys, set_=changed)
 
 
+def _sql(statement: Any, *, without: str = "") -> str:
+    """Return a statement as SQL with its parameters by name; made once, since commits are many and small.
+
+    Args:
+        without: Column whose values the database makes.
+    """
+    keys = [column.name for column in statement.table.columns if column.name != without]
+    return str(statement.compile(dialect=dialect(paramstyle="named"), column_keys=keys))
+
+
 _PUT_META = _upsert(META)
-_PUT_JOB = _upsert(JOBS)
-_PUT_ATTEMPT = _upsert(ATTEMPTS)
-_PUT_NODE = _upsert(NODES)
-_PUT_JOB_GRID = _upsert(JOB_GRIDS)
-_PUT_PROJECT = insert(PROJECTS).on_conflict_do_nothing()
-_PUT_GRID = insert(GRIDS).on_conflict_do_nothing()
-_DROP_HOLDINGS = delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by"))
+_PUT_JOB = _sql(_upsert(JOBS))
+_PUT_ATTEMPT = _sql(_upsert(ATTEMPTS))
+_PUT_NODE = _sql(_upsert(NODES))
+_PUT_JOB_GRID = _sql(_upsert(JOB_GRIDS))
+_PUT_PROJECT = _sql(insert(PROJECTS).on_conflict_do_nothing())
+_PUT_GRID = _sql(insert(GRIDS).on_conflict_do_nothing())
+_PUT_HOLDING = _sql(insert(HOLDINGS))
+_PUT_INPUT = _sql(insert(INPUTS), without="seq")
+_PUT_HISTORY = _sql(insert(HISTORY))
+_PUT_DECISION = _sql(insert(DECISIONS), without="seq")
+_DROP_HOLDINGS = _sql(delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by")))
 _LATEST_ENDS = (
     select(JOBS.c.job_id, JOBS.c.record)
     .where(JOBS.c.state == JobState.SUCCEEDED.value)
     .order_by(JOBS.c.ended_at_s.desc(), JOBS.c.job_id.desc())
     .limit(ENDED_JOBS_MAX)
 )
-_DROP_JOB_GRID = delete(JOB_GRIDS).where(JOB_GRIDS.c.job_id == bindparam("of_job"))
+_DROP_JOB_GRID = _sql(delete(JOB_GRIDS).where(JOB_GRIDS.c.job_id == bindparam("of_job")))
 
 
 class SqliteStore:
@@ -303,9 +317,9 @@ class _Rows:
         self._write_holdings(connection)
         _execute(connection, _PUT_GRID, self._grid_rows.values())
         self._write_job_grids(connection)
-        _execute(connection, insert(INPUTS), self._input_rows)
-        _execute(connection, insert(HISTORY), self._history_rows)
-        _execute(connection, insert(DECISIONS), self._decision_rows)
+        _execute(connection, _PUT_INPUT, self._input_rows)
+        _execute(connection, _PUT_HISTORY, self._history_rows)
+        _execute(connection, _PUT_DECISION, self._decision_rows)
 
     def _write_holdings(self, connection: Connection) -> None:
         _execute(connection, _DROP_HOLDINGS, [{"held_by": attempt_id} for attempt_id in self._attempts])
@@ -317,7 +331,7 @@ class _Rows:
             if share.node_id not in attempt.ended_nodes
             for device in share.device_ids
         ]
-        _execute(connection, insert(HOLDINGS), held)
+        _execute(connection, _PUT_HOLDING, held)
 
     def _write_job_grids(self, connection: Connection) -> None:
         ended = {job_id for job_id, job in self._jobs.items() if job.state.is_terminal}
@@ -330,10 +344,10 @@ class _Rows:
         _execute(connection, _PUT_JOB_GRID, [row for row in rows if row["job_id"] in known])
 
 
-def _execute(connection: Connection, statement: Any, rows: Iterable[Row]) -> None:
+def _execute(connection: Connection, sql: str, rows: Iterable[Row]) -> None:
     rows = list(rows)
     if rows:
-        connection.execute(statement, rows)
+        connection.exec_driver_sql(sql, rows)
 
 
 def _job_row(job: JobRecord) -> Row:
