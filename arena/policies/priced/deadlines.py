@@ -17,9 +17,15 @@ be kept, until its deadline.
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
 they can be, these leave room before them. Where one finds none it moves to the front, and all are laid out again. The
 others get what is left, the earliest deadline first. A newcomer is promised its deadline if it and all that were
-promised before find blocks, and those of its tenant beside what others are guaranteed (``promised_shares``); else it is
-told the earliest end that could be promised. Promises hold as far as nothing turns out worse than it was said to be by
-more than the tenth, and the bound on waiting (``urgency``) and shares come before them.
+promised before find blocks, laid out as hard as in decisions, and those of its tenant beside what others are
+guaranteed (``promised_shares``); else it is told the earliest end that could be promised. Promises hold as far as
+nothing turns out worse than it was said to be by more than the tenth, and the bound on waiting (``urgency``) and shares
+come before them. What a job is promised holds for the length that it declared: one that runs longer is late by itself.
+
+*What runs and what starts.* What a job has is a block only if it goes on from now on; if it is to be stopped before its
+block, the block has a start in it. A job that starts or changes at present has a block like all others, from when it
+can be touched again. A job whose block has come is started on nothing that is too slow for it: until that runs it could
+not be moved. One that was started too often rests (``resting``).
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class NodeTimes:
     _first: dict[tuple[Pool, int], list[tuple[float, int, NodeId]]] = field(
         default_factory=dict, repr=False, compare=False
     )
+    _idle: dict[tuple[Pool, int], int] = field(default_factory=dict, repr=False, compare=False)
     _ready: dict[tuple[tuple[Pool, int], ...], float] = field(default_factory=dict, repr=False, compare=False)
 
     def first(self, pool: Pool, count: int) -> list[tuple[float, int, NodeId]]:
@@ -95,9 +96,20 @@ class NodeTimes:
         for pool, wanted in counts.items():
             for count in set(wanted):
                 # As many nodes as there are parts of this size and larger ones: for nested choices that suffices.
-                number, nodes = sum(one >= count for one in wanted), self.first(pool, count)
+                number = sum(one >= count for one in wanted)
+                if number <= self._at_once(pool, count):
+                    continue
+                nodes = self.first(pool, count)
                 instants.append(nodes[number - 1][0] if number <= len(nodes) else math.inf)
         return max(instants)
+
+    def _at_once(self, pool: Pool, count: int) -> int:
+        """Return how many nodes have so many GPUs and nothing on them that cannot be had."""
+        key = (pool, count)
+        if key not in self._idle:
+            nodes = self.clean.get(pool, ())
+            self._idle[key] = sum([size >= count and node_id not in self.busy for node_id, size in nodes])
+        return self._idle[key]
 
     def _ready_s(self, node_id: NodeId, size: int, count: int) -> float:
         back = self.busy.get(node_id, ())
