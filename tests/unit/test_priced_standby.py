@@ -67,6 +67,10 @@ def test_nobody_is_expected_after_a_batch_nor_before_anything_is_known() -> None
     assert counted(waiting(0.0, now_s=0.0)) == 0.0
 
 
+def test_fairness_has_prices_of_its_own() -> None:
+    assert counted(waiting(500.0, 700.0, now_s=1_000.0), replace(RULES, fairness=1.0)) == 0.0
+
+
 def test_where_many_are_here_as_a_rule_nobody_takes_all_that_is_free() -> None:
     """The job comes to an idle node on which ten were at work at a time until now."""
     busy = past(*((10.0 * at, 10.0 * at + 5_000.0) for at in range(100)))
