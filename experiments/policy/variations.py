@@ -51,6 +51,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, str] = {
     "no change cost": "arena:grow=0:shrink=0:swap=0:suspend=0:again=0",
     "no outlook": "arena:outlook=0",
+    "no standby": "arena:standby=0",
     "no bound on waiting": "arena:wait_max_s=1e9",
 }
 """Parts of the default policy that an option leaves out."""
