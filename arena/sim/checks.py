@@ -15,6 +15,7 @@ from arena.domain.launch import AttemptId, DeviceId
 from arena.domain.records import AttemptRecord, EntryKind, JobRecord
 from arena.engine.ports import Step
 from arena.errors import InternalError
+from arena.units import format_count
 
 _NAMED_MAX = 5
 
@@ -66,7 +67,7 @@ class Watchdog:
             ReplayFaultError: Jobs have not ended, or hold devices.
         """
         if self._open:
-            raise _fault(f"{len(self._open)} jobs never ended", _named(self._open))
+            raise _fault(f"{format_count(len(self._open), 'job')} never ended", _named(self._open))
         if self._holders:
             raise _fault("devices are held after the last job has ended", _named(self._holders))
 

@@ -200,7 +200,7 @@ class NoGrids:
 
 def test_a_job_that_never_ends_fails_the_run() -> None:
     runner = Runner(scenario=scenario(traced(1), source=NoGrids()))
-    with pytest.raises(InternalError, match="1 jobs never ended"):
+    with pytest.raises(InternalError, match="1 job never ended"):
         runner.run(make_policy("fcfs"), label="fcfs")
     assert runner.recorder.event_count > 0
 
@@ -257,7 +257,7 @@ def test_the_watchdog_sees_a_gang_that_is_not_whole() -> None:
 
 def test_the_watchdog_sees_a_job_that_is_lost() -> None:
     lost = [replace(step, jobs=tuple(job for job in step.jobs if job.job_id != "j2")) for step in steps_of_two()]
-    with pytest.raises(ReplayFaultError, match="1 jobs never ended"):
+    with pytest.raises(ReplayFaultError, match="1 job never ended"):
         watched(lost)
 
 
