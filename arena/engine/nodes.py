@@ -55,11 +55,13 @@ def register(draft: Draft, event: NodeRegistered) -> None:
         if name not in ended:
             _reconcile_attempt(draft, name, node_id, started=started.get(name))
     _repeat_stops(draft, keep, node_id)
+    # After the ends: what they mean depends on what was known of the node's going. Before what its agent is having
+    # leave: a save that it began may take until then.
+    _put_notice(draft, draft.state.nodes[node_id], event.notice)
     for held in event.held:
         if held.attempt_id in keep:
             _note_left(draft, held.attempt_id, node_id, held.left_for)
-    # After the ends: what they mean depends on what was known of the node's going.
-    _put_notice(draft, draft.state.nodes[node_id], event.notice)
+    _leaving_changed(draft, node_id)
 
 
 def _put_registered(draft: Draft, known: NodeRecord | None, info: NodeInfo, kill: tuple[AttemptId, ...]) -> None:
@@ -192,9 +194,11 @@ def change_notice(draft: Draft, event: NodeNoticeChanged) -> None:
     node = draft.state.nodes.get(event.node_id)
     if node is not None and (event.notice is not None or node.notice is not None):
         _put_notice(draft, node, event.notice)
+        _leaving_changed(draft, event.node_id)
 
 
 def _put_notice(draft: Draft, node: NodeRecord, notice: ReclaimNotice | None) -> None:
+    """Record what a node says of its going; what runs there follows with ``_leaving_changed``."""
     drain, notice_id = None, node.notice_id
     if notice is not None and notice.notice_id and notice.notice_id == node.dismissed_notice_id:
         draft.command(DismissNotice(node_id=node.node_id, notice_id=notice.notice_id))
@@ -203,7 +207,6 @@ def _put_notice(draft: Draft, node: NodeRecord, notice: ReclaimNotice | None) ->
         drain = Drain(by=LENDER, at_s=draft.now_s, why=notice.why, until_s=draft.now_s + notice.within_s)
     if (node.notice, drain) != (None, None):
         draft.put_node(replace(node, notice=drain, notice_id=notice_id))
-    _leaving_changed(draft, node.node_id)
 
 
 def _leaving_changed(draft: Draft, node_id: NodeId) -> None:

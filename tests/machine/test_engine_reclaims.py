@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from arena.domain.commands import DismissNotice, StopAttempt
+from arena.domain.commands import StopAttempt
 from arena.domain.events import (
-    AttemptEnded,
-    EndedAttempt,
     Event,
     HeldAttempt,
     JobSubmitted,
@@ -26,7 +24,7 @@ from arena.domain.events import (
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import Finishing, NodeId, Progress, StepPoint
 from arena.domain.reason import ReasonCode
-from arena.domain.records import AttemptState, EndKind, JobRecord, JobState, NodeEnd
+from arena.domain.records import AttemptState, JobRecord, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
@@ -63,6 +61,10 @@ def submitted(name: str, spec: JobSpec) -> JobSubmitted:
 def notice(within_s: float | None, node: NodeId = N1) -> NodeNoticeChanged:
     word = None if within_s is None else ReclaimNotice(within_s=within_s, why="the lender's word")
     return NodeNoticeChanged(node_id=node, notice=word)
+
+
+def word(name: str, within_s: float = 7200.0) -> ReclaimNotice:
+    return ReclaimNotice(within_s=within_s, why="the market", notice_id=name)
 
 
 def job_of(sim: Simulation, name: JobId = A) -> JobRecord:
@@ -392,115 +394,3 @@ def test_a_scheduler_that_starts_anew_knows_who_is_to_leave() -> None:
         commands = again.handle(Tick(), now_s).commands
         sent += [(now_s, command.mode) for command in commands if isinstance(command, StopAttempt)]
     assert sent == [(100.0, "save")]
-
-
-def word(name: str, within_s: float = 7200.0) -> ReclaimNotice:
-    return ReclaimNotice(within_s=within_s, why="the market", notice_id=name)
-
-
-def test_an_undrain_holds_against_the_same_word_said_again_and_not_against_another() -> None:
-    sim = running()
-    sim.at(60.0, NodeNoticeChanged(node_id=N2, notice=word("w1")))
-    sim.at(61.0, NodeDrainChanged(node_id=N2, drain=False, by="root"))
-    sim.at(62.0, NodeRegistered(info=node_info("n2", incarnation="n2-2"), notice=word("w1", 7100.0)))
-    sim.at(63.0, NodeNoticeChanged(node_id=N2, notice=word("w1", 7000.0)))
-    sim.run(until_s=64.0)
-    node = sim.engine.state.nodes[N2]
-    assert (node.state.value, node.notice) == ("ready", None)
-    assert dismissals(sim) == [(61.0, "w1"), (62.0, "w1"), (63.0, "w1")], "its agent is told each time"
-    sim.at(65.0, NodeRegistered(info=node_info("n2", incarnation="n2-3"), notice=word("w2")))
-    sim.run(until_s=66.0)
-    assert sim.engine.state.nodes[N2].state.value == "drained"
-
-
-def test_a_word_of_an_older_agent_has_no_name_and_counts_each_time() -> None:
-    sim = running()
-    sim.at(60.0, NodeNoticeChanged(node_id=N2, notice=word("")))
-    sim.at(61.0, NodeDrainChanged(node_id=N2, drain=False, by="root"))
-    sim.at(62.0, NodeRegistered(info=node_info("n2", incarnation="n2-2"), notice=word("")))
-    sim.run(until_s=63.0)
-    assert (sim.engine.state.nodes[N2].state.value, dismissals(sim)) == ("drained", [])
-
-
-def test_a_drain_of_ones_own_and_its_end_leave_a_dismissed_word_dismissed() -> None:
-    sim = running()
-    sim.at(60.0, NodeNoticeChanged(node_id=N2, notice=word("w1")))
-    sim.at(61.0, NodeDrainChanged(node_id=N2, drain=False, by="root"))
-    sim.at(62.0, NodeDrainChanged(node_id=N2, drain=True, by="root", why="new fans"))
-    sim.at(63.0, NodeDrainChanged(node_id=N2, drain=False, by="root"))
-    sim.at(64.0, NodeRegistered(info=node_info("n2", incarnation="n2-2"), notice=word("w1")))
-    sim.run(until_s=65.0)
-    assert sim.engine.state.nodes[N2].state.value == "ready"
-
-
-def test_a_scheduler_that_starts_anew_knows_which_word_was_dismissed() -> None:
-    sim = running()
-    sim.at(60.0, NodeNoticeChanged(node_id=N2, notice=word("w1")))
-    sim.at(61.0, NodeDrainChanged(node_id=N2, drain=False, by="root"))
-    sim.run(until_s=62.0)
-    again = Engine(make_policy("fcfs"), sim.config, restored_from(sim.steps))
-    again.handle(SchedulerStarted(scheduler_version="1", policy="fcfs", policy_version="1"), 63.0)
-    again.handle(NodeRegistered(info=node_info("n2"), notice=word("w1")), 64.0)
-    assert again.state.nodes[N2].state.value == "ready"
-
-
-def dismissals(sim: Simulation) -> list[tuple[float, str]]:
-    """When an agent was told which word counts no more."""
-    return [
-        (step.at_s, command.notice_id)
-        for step in sim.steps
-        for command in step.commands
-        if isinstance(command, DismissNotice)
-    ]
-
-
-def left(node_id: NodeId, kind: EndKind = EndKind.STOPPED) -> NodeEnd:
-    return NodeEnd(node_id=node_id, kind=kind, left_for="the market")
-
-
-@pytest.mark.parametrize("kind", [EndKind.STOPPED, EndKind.KILLED, EndKind.FAILED])
-def test_what_an_agent_had_leave_by_itself_is_queued_again_and_nobody_is_blamed(kind: EndKind) -> None:
-    """Its node comes back to a scheduler that was away; it still goes."""
-    sim = running("n1", spec=gang(retry={"restarts_max": 0}))
-    name = job_of(sim).attempt_id
-    assert name is not None
-    ended = (EndedAttempt(attempt_id=name, end=left(N1, kind)),)
-    sim.at(60.0, NodeRegistered(info=node_info("n1"), ended=ended, notice=word("w1", 30.0)))
-    sim.run(until_s=61.0)
-    job = job_of(sim)
-    assert (job.state, job.restart_count, job.preemption_count, job.launch_failure_count) == (JobState.QUEUED, 0, 1, 0)
-    assert str(job.reasons[-1]) == "it had to leave node n1: the market (by its lender)"
-    told = [entry.message for step in sim.steps for entry in step.history if entry.kind.value == "job_preempted"]
-    assert told == [
-        "stopped by its agent, with no scheduler to ask: it had to leave node n1: the market (by its lender)"
-    ]
-
-
-def test_what_an_agent_is_having_leave_is_told_once_and_asked_by_the_scheduler_as_well() -> None:
-    sim = running()
-    name = job_of(sim).attempt_id
-    assert name is not None
-    held = (HeldAttempt(attempt_id=name, started=True, left_for="the market"),)
-    sim.at(60.0, NodeRegistered(info=node_info("n1"), held=held, notice=word("w1", 30.0)))
-    sim.at(60.1, NodeRegistered(info=node_info("n1", incarnation="n1-2"), held=held, notice=word("w1", 30.0)))
-    sim.run(until_s=80.0)
-    assert [mode for _, mode, _ in stops(sim)] == ["save", "save"]
-    assert (job_of(sim).preemption_count, nodes_of(sim)) == (1, ("n2",))
-
-
-def test_a_result_that_is_durable_counts_also_where_its_agent_had_asked_it_to_leave() -> None:
-    sim = running()
-    name = job_of(sim).attempt_id
-    assert name is not None
-    sim.at(60.0, AttemptEnded(node_id=N1, attempt_id=name, end=left(N1, EndKind.FINISHED)))
-    sim.run(until_s=61.0)
-    assert (sim.ended[A].state, sim.ended[A].preemption_count) == (JobState.SUCCEEDED, 0)
-
-
-def test_a_program_that_its_agent_had_leave_is_held_for_its_user() -> None:
-    sim = running("n1", spec=command_spec("a", count=2, stop={"steps": 500}, preemptible=False))
-    name = job_of(sim).attempt_id
-    assert name is not None
-    sim.at(60.0, AttemptEnded(node_id=N1, attempt_id=name, end=left(N1, EndKind.KILLED)))
-    sim.run(until_s=61.0)
-    assert job_of(sim).state is JobState.HELD
