@@ -13,19 +13,16 @@ from pathlib import Path
 from arena.cli.children import Child, death, end, ended_text, started
 from arena.cli.ports import PortRange
 from arena.cli.settings import user_name
+from arena.cli.up_jobs import POLL_S, hold_all, release_held, wait_until_served
 from arena.client import ArenaClient, ClientSettings
-from arena.domain.records import JobState, Wish
-from arena.errors import ArenaError, UnavailableError, UserError
+from arena.errors import ArenaError, UnavailableError
 
 START_LIMIT_S = 60.0
-HOLD_LIMIT_S = 45.0
-POLL_S = 0.1
 RESTARTS_MAX = 5
 """How often the scheduler, and each agent, is started again where it has ended by itself."""
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
 SCHEDULER = "scheduler"
-_LIVE_STATES = tuple(state for state in JobState if not state.is_terminal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +122,7 @@ class LocalCluster:
             self._start(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
         with self.client() as client:
             self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
-            _release_held(client, plan)
+            release_held(client, plan.held_file)
 
     def client(self) -> ArenaClient:
         """Return a client of this cluster's scheduler, as its own user."""
@@ -161,17 +158,39 @@ class LocalCluster:
     def stop(self, stopping: threading.Event) -> None:
         """Hold the jobs, then end agents and scheduler, and whatever their jobs left behind."""
         stopping.set()
-        if self.address and all(child.name != SCHEDULER for child in self._ended()):
-            try:
-                with self.client() as client:
-                    _hold_all(client, self.plan)
-            except (ArenaError, KeyboardInterrupt) as error:
-                sys.stderr.write(f"warning: jobs were not saved: {str(error) or 'interrupted'}\n")
-        # What follows is bounded and must not be cut short: it would leave processes behind.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        end([child for child in self.children if child.name != SCHEDULER])
-        _kill_leftovers(self.plan)
-        end([child for child in self.children if child.name == SCHEDULER])
+        try:
+            if self.address:
+                self._hold_jobs()
+        except (ArenaError, OSError, KeyboardInterrupt) as error:
+            why = str(error) or "interrupted"
+            sys.stderr.write(f"warning: jobs were not saved, they go on from their last checkpoints: {why}\n")
+        finally:
+            # What follows is bounded and must not be cut short: it would leave processes behind.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            end([child for child in self.children if child.name != SCHEDULER])
+            _kill_leftovers(self.plan)
+            end([child for child in self.children if child.name == SCHEDULER])
+
+    def _hold_jobs(self) -> None:
+        """Hold the jobs; who waits for a restart gets it now, as jobs can be saved by nobody else.
+
+        Raises:
+            ArenaError: The scheduler does not serve, or not all are held in time.
+        """
+        self._check_scheduler(RESTARTS_MAX)
+        for child in self._ended():
+            if child.restarts < RESTARTS_MAX:
+                sys.stderr.write(f"{ended_text(child)}; started again, so that jobs are saved\n")
+                child.start_again()
+        with self.client() as client:
+            wait_until_served(client, self._check_scheduler)
+            hold_all(client, self.plan.held_file)
+
+    def _check_scheduler(self, restarts_min: int = 0) -> None:
+        """Raise what the scheduler ended of, if it has and was started again so often."""
+        for child in self._ended():
+            if child.name == SCHEDULER and child.restarts >= restarts_min:
+                raise death(child)
 
     def _start(self, name: str, argv: Sequence[str]) -> Child:
         child = started(name, argv, self.plan.directory / f"{name}.log")
@@ -191,35 +210,6 @@ class LocalCluster:
 def _connected_count(client: ArenaClient) -> int:
     """Count the nodes whose agents are here, whatever state they were left in (drained, quarantined)."""
     return sum(node.connected for node in client.nodes())
-
-
-def _hold_all(client: ArenaClient, plan: UpPlan) -> None:
-    """Hold every job that wants to run, and wait until none holds GPUs."""
-    held = [job.job_id for job in client.jobs(states=_LIVE_STATES) if job.wish is Wish.RUN]
-    # Written first: a job that is held but not listed here would wait for ever.
-    plan.held_file.write_text("".join(f"{job_id}\n" for job_id in held))
-    for job_id in held:
-        try:
-            client.hold(job_id)
-        except UserError:
-            continue  # it ended in the meantime
-    deadline_s = time.monotonic() + HOLD_LIMIT_S
-    while client.status(job_count_max=1).active_jobs:
-        if time.monotonic() > deadline_s:
-            raise UnavailableError(f"some were still running after {HOLD_LIMIT_S:.0f} s")
-        time.sleep(POLL_S)
-
-
-def _release_held(client: ArenaClient, plan: UpPlan) -> None:
-    """Release what the last ``arena up`` on this directory held."""
-    if not plan.held_file.exists():
-        return
-    for job_id in plan.held_file.read_text().split():
-        try:
-            client.release(job_id)
-        except UserError:
-            continue  # cancelled, or another database
-    plan.held_file.unlink()
 
 
 def _kill_leftovers(plan: UpPlan) -> None:

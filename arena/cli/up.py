@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
@@ -17,11 +18,12 @@ import click
 
 from arena.cli.app import App, command
 from arena.cli.children import END_LIMIT_S, last_line
-from arena.cli.local import HOLD_LIMIT_S, POLL_S, START_LIMIT_S, LocalCluster, UpPlan, arena_argv
+from arena.cli.local import START_LIMIT_S, LocalCluster, UpPlan, arena_argv
 from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.ports import held_ports, usual_port
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
+from arena.cli.up_jobs import HOLD_LIMIT_S, POLL_S, SERVE_LIMIT_S
 from arena.cli.up_places import Place, is_alive, known_place
 from arena.client import DEFAULT_ADDRESS
 from arena.domain.cluster import ClusterShape, NodePool
@@ -204,16 +206,26 @@ def down(app: App, directory: Path | None) -> None:
             raise NotFoundError(f"nothing runs on {lock.parent}")
         # The lock is held, so the pid in it is that of its living holder.
         pid = int(file.read().strip())
+        log = lock.with_name("up.log")
+        told_bytes = log.stat().st_size if log.exists() else 0
         os.kill(pid, signal.SIGTERM)
-        deadline_s = time.monotonic() + HOLD_LIMIT_S + 3 * END_LIMIT_S
+        deadline_s = time.monotonic() + SERVE_LIMIT_S + HOLD_LIMIT_S + 3 * END_LIMIT_S
         while not _is_free(file) or is_alive(pid):
             if time.monotonic() > deadline_s:
-                raise UnavailableError("it does not end", fix=f"see {lock.parent / 'up.log'}")
+                raise UnavailableError("it does not end", fix=f"see {log}")
             time.sleep(POLL_S)
+    _tell_rest(log, told_bytes)
     if app.out.json_mode:
         app.out.document(stopped=str(lock.parent))
     else:
         app.out.line(f"stopped {lock.parent}")
+
+
+def _tell_rest(log: Path, told_bytes: int) -> None:
+    """Tell what was said in a log from some byte on: whether jobs could not be saved is for who stops them."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(told_bytes)
+        click.echo(file.read().decode(errors="replace"), nl=False, err=True)
 
 
 def _is_free(file: IO[str]) -> bool:

@@ -7,13 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from arena.cli.ports import held_ports
+from arena.cli.local import LocalCluster, UpPlan
+from arena.cli.ports import PortRange, held_ports
+from arena.cli.up_jobs import hold_all
+from arena.domain.records import Wish
+from tests.builders import command_spec
 from tests.fakes.local_cluster import wait_until
 
 pytestmark = pytest.mark.slow
@@ -138,3 +143,35 @@ def test_a_command_runs_with_the_arguments_directory_and_environment_of_its_user
     assert done.returncode == 0, done.stderr
     logs = arena("logs", odd, "--rank", "0")
     assert logs.stdout.splitlines() == [odd, str(tmp_path), "hi there"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """A scheduler of `arena up`, without nodes."""
+    before = signal.getsignal(signal.SIGINT)
+    plan = UpPlan(directory=tmp_path, agents=0, gpus_per_agent=1, gpu_type="cpu", policy="fcfs", port=0)
+    cluster = LocalCluster(plan, PortRange(low=1, high=2))
+    yield cluster
+    cluster.stop(threading.Event())
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_stop_while_the_scheduler_is_away_holds_the_jobs_and_forgets_none_held_before(cluster: LocalCluster) -> None:
+    held_file = cluster.plan.held_file
+    cluster.start(threading.Event())
+    with cluster.client() as client:
+        before = client.submit(command_spec("before"), allow_infeasible=True).job_id
+        hold_all(client, held_file)  # as a stop did whose next start failed
+        job_id = client.submit(command_spec("now"), allow_infeasible=True).job_id
+    scheduler = cluster.children[0].process
+    scheduler.kill()
+    scheduler.wait(30)
+    cluster.stop(threading.Event())  # before the restart is due
+    assert held_file.read_text().split() == [before, job_id]
+    assert processes_of(cluster.plan.directory) == []
+
+    cluster.children.clear()
+    cluster.start(threading.Event())
+    with cluster.client() as client:
+        assert {job.job_id: job.wish for job in client.jobs()} == {before: Wish.RUN, job_id: Wish.RUN}
+    assert not held_file.exists()

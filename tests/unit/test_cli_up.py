@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,30 @@ def test_without_its_scheduler_all_of_it_ends(tmp_path: Path) -> None:
         InternalError, match=r"scheduler was killed by signal 9 \(SIGKILL\), after 5 restarts\. See .*log"
     ):
         list(cluster_of(child, tmp_path).mend())
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Lets Ctrl-C through again: a stop ignores it in the end."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize(("restarts", "is_tried"), [(4, True), (RESTARTS_MAX, False)])
+def test_a_stop_without_a_scheduler_says_that_jobs_were_not_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], restarts: int, is_tried: bool
+) -> None:
+    child = ended("scheduler", KILLED, tmp_path)
+    child.restarts = restarts
+    cluster = cluster_of(child, tmp_path)
+    cluster.address = ADDRESS
+    cluster.stop(threading.Event())
+    said = capsys.readouterr().err
+    killed = "scheduler was killed by signal 9 (SIGKILL)"
+    assert (f"{killed}; started again, so that jobs are saved" in said) == is_tried
+    assert f"warning: jobs were not saved, they go on from their last checkpoints: {killed}" in said
 
 
 @pytest.fixture
