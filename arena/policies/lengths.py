@@ -11,12 +11,12 @@ from arena.policies.base import Snapshot
 def steps_done(snapshot: Snapshot, job_id: JobId) -> float:
     """Return the steps a job has done by now: the last it reported, and what it did since then at its pace.
 
-    A program that tells of none makes one a second, as its grid says.
+    A program that tells of none makes one a second, as its grid says, from when its processes are up.
     """
     job = snapshot.jobs[job_id]
     progress = job.progress
     if job.spec.command is not None and not progress.step:
-        return attained_gpu_s(snapshot, job_id) / job.spec.gpus.count_min
+        return job.run_time_s + (snapshot.now_s - job.changed_at_s if job.state is JobState.RUNNING else 0.0)
     if job.state is not JobState.RUNNING or progress.reported_at_s is None or not progress.step_time_s:
         return float(progress.step)
     return progress.step + (snapshot.now_s - progress.reported_at_s) / progress.step_time_s

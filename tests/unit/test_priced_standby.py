@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules, standby
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.registry import make_policy
-from tests.builders import chosen, job_record, node_info, scaling_grid, snapshot_of, train_spec
+from tests.builders import cell, chosen, grid_of, job_record, node_info, scaling_grid, snapshot_of, train_spec
 
 GRID = scaling_grid("cpu", [(1,), (2,), (4,), (8,)], power=0.5)
 RULES = ChangeRules(standby=1.0, shrink=4.0, horizon_s=600.0)
@@ -32,7 +33,10 @@ def past(*jobs: tuple[float, float]) -> LengthHistory:
 
 def waiting(*came_s: float, now_s: float, history: LengthHistory | None = None, restart_s: float = 150.0) -> Snapshot:
     jobs = {f"j{at}": (train_spec(f"j{at}", stop={"steps": 10_000}), GRID) for at in range(len(came_s))}
-    seen = snapshot_of([node_info("n1", gpus=8)], jobs, now_s=now_s, restart_s=restart_s)
+    return arrived(snapshot_of([node_info("n1", gpus=8)], jobs, now_s=now_s, restart_s=restart_s), came_s, history)
+
+
+def arrived(seen: Snapshot, came_s: Sequence[float], history: LengthHistory | None) -> Snapshot:
     records = {
         JobId(f"j{at}"): replace(seen.jobs[JobId(f"j{at}")], submitted_at_s=at_s) for at, at_s in enumerate(came_s)
     }
@@ -109,3 +113,37 @@ def test_it_keeps_nobody_waiting_who_could_have_what_is_free(
     choices = make_policy("arena", {"standby": weight}).decide(seen).choices
     taken = sum(choice.group.gpu_count for choice in choices.values() if choice is not None)
     assert len(choices) == len(came_s) or taken == 8
+
+
+@settings(max_examples=100)
+@given(
+    came_s=st.lists(st.floats(0.0, 9_000.0), min_size=1, max_size=4),
+    times_s=st.lists(
+        st.dictionaries(
+            st.sampled_from((("a", 1), ("a", 2), ("b", 1), ("b", 2), ("b", 4))), st.floats(0.1, 10.0), min_size=1
+        ),
+        min_size=4,
+        max_size=4,
+    ),
+    ended=st.lists(st.tuples(st.floats(0.0, 5_000.0), st.floats(1.0, 5_000.0)), max_size=40),
+    restart_s=st.floats(0.0, 2_000.0),
+)
+def test_nor_where_grids_are_odd_and_one_type_is_poor_for_a_job(
+    came_s: list[float],
+    times_s: list[dict[tuple[str, int], float]],
+    ended: list[tuple[float, float]],
+    restart_s: float,
+) -> None:
+    """Whatever the grids: who could start on what is left over does."""
+    grids = [grid_of(*(cell(kind, (n,), time_s) for (kind, n), time_s in sorted(one.items()))) for one in times_s]
+    jobs = {f"j{at}": (train_spec(f"j{at}", stop={"steps": 10_000}), grids[at]) for at in range(len(came_s))}
+    nodes = [node_info("n1", gpus=2, gpu_type="a"), node_info("n2", gpus=4, gpu_type="b")]
+    history = past(*((at_s, at_s + took_s) for at_s, took_s in ended))
+    seen = arrived(snapshot_of(nodes, jobs, now_s=10_000.0, restart_s=restart_s), came_s, history)
+    choices = make_policy("arena").decide(seen).choices
+    free = {"a": 2, "b": 4}
+    for choice in choices.values():
+        for part in choice.group.parts if choice is not None else ():
+            free[part.gpu_type] -= sum(part.node_counts)
+    waits = [at for at in range(len(came_s)) if f"j{at}" not in choices]
+    assert not [at for at in waits if any(n <= free[kind] for kind, n in times_s[at])]

@@ -94,18 +94,19 @@ def _others_come(market: Market) -> float:
 def standby(snapshot: Snapshot, market: Market, rules: ChangeRules) -> float:
     """Return what it counts against taking GPUs that others will want them, as a share of what they are worth now.
 
-    That is what they are usually worth: as many jobs are here on average as there were since the first that is known
-    of came (Little's law), each worth what one of these is. Who takes more GPUs because few want them at this moment
-    has to give them back to those who come. Where that costs nothing, it counts nothing; where it costs as much as what
-    a change lasts, and from there on, it counts in full. With ``fairness`` it counts nothing: prices then are not those
-    of time alone, and who has least of its share would pay for the weight that it is given.
+    That is what they are usually worth: as many jobs are here on average as there were since the first that the history
+    knows of came (Little's law), each worth what one of these is. Who takes more GPUs because few want them at this
+    moment has to give them back to those who come. Where that costs nothing, it counts nothing; where it costs as much
+    as what a change lasts, and from there on, it counts in full. With ``fairness`` it counts nothing: prices then are
+    not those of time alone, and who has least of its share would pay for the weight that it is given.
     """
     submitted_at_s, history = market.facts["submitted_at_s"], snapshot.history
-    first_s = float(submitted_at_s.min())
-    seen_s = snapshot.now_s - (first_s if history.begun_at_s is None else min(first_s, history.begun_at_s))
+    first_s = float(submitted_at_s.min()) if history.begun_at_s is None else history.begun_at_s
+    seen_s = snapshot.now_s - first_s
     if seen_s <= 0.0 or rules.fairness > 0.0:
         return 0.0
-    usual = (history.flow_s + float(np.cumsum(snapshot.now_s - submitted_at_s)[-1])) / seen_s
+    here_s = np.minimum(snapshot.now_s - submitted_at_s, seen_s)
+    usual = (history.flow_s + float(np.cumsum(here_s)[-1])) / seen_s
     dear = min(rules.shrink * snapshot.restart_s / rules.lasting_s(snapshot.restart_s), 1.0)
     return rules.standby * dear * _others_come(market) * usual / len(submitted_at_s)
 

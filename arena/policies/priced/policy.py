@@ -154,6 +154,10 @@ class Problem:
     claims: Claims
 
 
+LEAST_SHARE = 1e-9
+"""Of a column's value so much is left to it, whatever it takes: nobody waits beside GPUs that nobody else can use."""
+
+
 def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Problem:
     power = _power(market)
     machine = float(power @ market.supply) or float(power.max())  # where nothing is free, as if one GPU were
@@ -166,7 +170,7 @@ def _problem(snapshot: Snapshot, market: Market, changes: ChangeRules) -> Proble
     wanted = standby(snapshot, market, changes)
     values, price, early_price = values_of(crew, max(outlook(market, changes), wanted))
     value = column_values(market, values, useful, snapshot.restart_s, changes)
-    value -= wanted * early_price * _taken(market, shares)
+    value = np.maximum(value - wanted * early_price * _taken(market, shares), LEAST_SHARE * value)
     claims = claimed(snapshot, market, power, value, changes)
     return Problem(
         columns=Columns(job=market.job, value=claims.value, usage=claims.market.usage),

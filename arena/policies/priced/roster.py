@@ -52,7 +52,7 @@ FACTS = np.dtype(
         ("reported_at_s", np.float64),  # nan where it makes no steps at a known pace at present
         ("step_time_s", np.float64),
         ("is_silent", np.bool_),  # a program that has told of no step
-        ("gpu_seconds", np.float64),
+        ("up_since_s", np.float64),  # when it began to run; nan where it does not
         ("count_min", np.float64),
         ("declared_steps", np.float64),  # nan where it declares none
         ("time_limit_s", np.float64),  # inf without one
@@ -267,7 +267,7 @@ def _facts(member: Member, key: int, tables: Mapping[Hashable, int]) -> tuple[An
         progress.reported_at_s if steps else math.nan,
         step_s if steps else math.nan,
         spec.command is not None and not progress.step,
-        job.gpu_seconds,
+        job.changed_at_s if is_running else math.nan,
         spec.gpus.count_min,
         math.nan if (declared := declared_steps(spec)) is None else declared,
         math.inf if spec.stop.time_limit_s is None else spec.stop.time_limit_s,
@@ -287,10 +287,9 @@ def steps_made(facts: NDArray[Any], now_s: float) -> Floats:
 
 
 def work_made(facts: NDArray[Any], now_s: float) -> Floats:
-    """Return the same; a program that tells of no steps makes one a second, as its grid says."""
-    held_s = np.where(np.isnan(facts["since_s"]), 0.0, now_s - facts["since_s"])
-    attained = (facts["gpu_seconds"] + held_s * facts["held_count"]) / facts["count_min"]
-    return np.where(facts["is_silent"], attained, steps_made(facts, now_s))
+    """Return the same; a program that tells of none makes one a second while it is up, as its grid says."""
+    up_s = np.where(np.isnan(facts["up_since_s"]), 0.0, now_s - facts["up_since_s"])
+    return np.where(facts["is_silent"], facts["run_time_s"] + up_s, steps_made(facts, now_s))
 
 
 def steps_in_time(facts: NDArray[Any], now_s: float, gpu_s_per_step: Floats) -> Floats:
@@ -303,4 +302,4 @@ def steps_in_time(facts: NDArray[Any], now_s: float, gpu_s_per_step: Floats) -> 
         return np.full(len(facts), np.inf)
     run_s = facts["run_time_s"] + np.where(np.isnan(facts["runs_since_s"]), 0.0, now_s - facts["runs_since_s"])
     step_s = np.where(facts["pace_s"] > 0.0, facts["pace_s"], gpu_s_per_step / facts["count_min"])
-    return np.asarray(steps_made(facts, now_s) + np.maximum(facts["time_limit_s"] - run_s, 0.0) / step_s)
+    return np.asarray(work_made(facts, now_s) + np.maximum(facts["time_limit_s"] - run_s, 0.0) / step_s)
