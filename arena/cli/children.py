@@ -7,12 +7,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from arena.errors import InternalError
 
 END_LIMIT_S = 15.0
+SETTLED_S = 300.0
+"""A service that has run so long is well: earlier deaths count no more. It starts, and fails to start, in seconds."""
+_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -21,9 +24,11 @@ class Child:
 
     Args:
         argv: What it is started by again.
-        restarts: How often it was.
+        restarts: How often it was, since it last ran for long.
         due_at_s: Monotonic instant at which it is started again; None where it has not ended.
         is_left_out: It has ended and is not started again.
+        started_at_s: Monotonic instant of its last start.
+        not_started: Why the last start came to nothing; ``process`` is then still the one that ended before.
     """
 
     name: str
@@ -33,12 +38,24 @@ class Child:
     restarts: int = 0
     due_at_s: float | None = None
     is_left_out: bool = False
+    started_at_s: float = field(default_factory=time.monotonic)
+    not_started: str = ""
 
     def start_again(self) -> None:
-        """Start it again after its end; its log goes on."""
-        self.process = _process(self.argv, self.log)
+        """Start it again after its end; its log goes on. Where that fails it has ended once more."""
+        try:
+            self.process = _process(self.argv, self.log)
+            self.not_started = ""
+        except OSError as error:  # no process, memory, or file is left just now, or the directory is gone
+            self.not_started = str(error)
+        self.started_at_s = time.monotonic()
         self.restarts += 1
         self.due_at_s = None
+
+    def forgive(self) -> None:
+        """Forget its restarts, if it had run for long before it ended just now."""
+        if self.due_at_s is None and time.monotonic() - self.started_at_s > SETTLED_S:
+            self.restarts = 0
 
 
 def started(name: str, argv: Sequence[str], log: Path) -> Child:
@@ -60,6 +77,8 @@ def _environ() -> dict[str, str]:
 
 def ended_text(child: Child) -> str:
     """Return how a service ended by itself: ``node-2 was killed by signal 9 (SIGKILL)``, or its code and last words."""
+    if child.not_started:
+        return f"{child.name} could not be started: {child.not_started}"
     code = child.process.returncode
     if code >= 0:  # with a signal the last line of its log has no part in it
         return f"{child.name} ended with exit code {code}: {last_line(child.log)}"
@@ -72,7 +91,12 @@ def ended_text(child: Child) -> str:
 
 def last_line(log: Path) -> str:
     """Return the last thing that a service wrote."""
-    lines = log.read_text(errors="replace").strip().splitlines()
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError as error:
+        return f"its log cannot be read ({error.strerror})"
     return lines[-1].removeprefix("error: ") if lines else "it wrote nothing"
 
 

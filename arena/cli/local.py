@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arena.cli.children import Child, death, end, ended_text, started
 from arena.cli.ports import PortRange
@@ -16,6 +18,9 @@ from arena.cli.settings import user_name
 from arena.cli.up_jobs import POLL_S, hold_all, release_held, wait_until_served
 from arena.client import ArenaClient, ClientSettings
 from arena.errors import ArenaError, UnavailableError
+
+if TYPE_CHECKING:
+    from arena_agent.procfs import ProcessEntry
 
 START_LIMIT_S = 60.0
 RESTARTS_MAX = 5
@@ -132,16 +137,18 @@ class LocalCluster:
         """Start again what has ended by itself, and yield what becomes of each, in words.
 
         The first time that is at once, later it waits longer and longer. An agent that ends time and again is left
-        out, and the rest goes on.
+        out with what still runs of its jobs, as the scheduler starts those elsewhere; the rest goes on.
 
         Raises:
             InternalError: The scheduler ends time and again.
         """
         for child in self._ended():
-            if child.restarts == RESTARTS_MAX:
+            child.forgive()
+            if child.restarts >= RESTARTS_MAX:
                 if child.name == SCHEDULER:
                     raise death(child, f"after {RESTARTS_MAX} restarts")
                 child.is_left_out = True
+                _kill_leftovers([self.plan.directory / child.name])
                 yield f"{ended_text(child)}; left out after {RESTARTS_MAX} restarts, the rest goes on; see {child.log}"
                 continue
             if child.due_at_s is None:
@@ -168,7 +175,7 @@ class LocalCluster:
             # What follows is bounded and must not be cut short: it would leave processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             end([child for child in self.children if child.name != SCHEDULER])
-            _kill_leftovers(self.plan)
+            _kill_leftovers([self.plan.agent_directory(index) for index in range(self.plan.agents)])
             end([child for child in self.children if child.name == SCHEDULER])
 
     def _hold_jobs(self) -> None:
@@ -177,6 +184,8 @@ class LocalCluster:
         Raises:
             ArenaError: The scheduler does not serve, or not all are held in time.
         """
+        for child in self._ended():
+            child.forgive()
         self._check_scheduler(RESTARTS_MAX)
         for child in self._ended():
             if child.restarts < RESTARTS_MAX:
@@ -212,11 +221,13 @@ def _connected_count(client: ArenaClient) -> int:
     return sum(node.connected for node in client.nodes())
 
 
-def _kill_leftovers(plan: UpPlan) -> None:
-    """Kill ranks that outlived their agents; only those that carry an agent's mark."""
-    from arena_agent.processes import marked_attempts, signal_process
+def _kill_leftovers(agent_directories: Sequence[Path]) -> None:
+    """Kill ranks that outlived their agents, until there are none; only those that carry an agent's mark."""
+    from arena_agent.processes import kill_until_gone, marked_attempts
 
-    for index in range(plan.agents):
-        for entries in marked_attempts(str(plan.agent_directory(index).resolve())).values():
-            for entry in entries:
-                signal_process(entry.identity, signal.SIGKILL)
+    marks = [str(directory.resolve()) for directory in agent_directories]
+
+    def living() -> list[ProcessEntry]:
+        return [entry for mark in marks for entries in marked_attempts(mark).values() for entry in entries]
+
+    asyncio.run(kill_until_gone(living))

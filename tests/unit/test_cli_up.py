@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from arena.cli.children import Child, ended_text, started
+from arena.cli.children import SETTLED_S, Child, ended_text, last_line, started
 from arena.cli.local import RESTARTS_MAX, LocalCluster, UpPlan
 from arena.cli.main import run
 from arena.cli.ports import PortRange
 from arena.cli.up_places import Place, explained, known_place
+from arena.domain.launch import ATTEMPT_ID_VARIABLE
 from arena.errors import InternalError, UnavailableError
+from arena_agent.processes import AGENT_MARK_VARIABLE
 
 ADDRESS = "127.0.0.1:1"
 NOBODY = UnavailableError(f"no scheduler answers at {ADDRESS}", why="refused", fix="start one with `arena up`")
@@ -83,6 +86,59 @@ def test_an_agent_that_dies_again_and_again_is_left_out_and_the_rest_goes_on(tmp
     (said,) = cluster.mend()
     assert said.startswith("node-1 ended with exit code 1: no space left; left out after 5 restarts, the rest goes on")
     assert list(cluster.mend()) == []
+
+
+def test_what_a_left_out_agent_ran_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
+    child = ended("node-1", FAILS, tmp_path)
+    child.restarts = RESTARTS_MAX
+    cluster = cluster_of(child, tmp_path)
+
+    def rank_of(node: str) -> subprocess.Popen[bytes]:
+        marks = {ATTEMPT_ID_VARIABLE: "j1.1", AGENT_MARK_VARIABLE: str(tmp_path / node)}
+        argv = [sys.executable, "-c", "input()"]
+        return subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, **marks})
+
+    with rank_of("node-1") as its, rank_of("node-10") as other:
+        list(cluster.mend())
+        assert its.wait(30) == -signal.SIGKILL
+        other.communicate(b"\n", timeout=30)
+        assert other.returncode == 0
+
+
+def test_a_log_that_is_gone_or_long_ends_nothing(tmp_path: Path) -> None:
+    child = ended("node-1", FAILS, tmp_path)
+    child.log.write_text("x" * 100_000 + "\nerror: out of paper")
+    assert last_line(child.log) == "out of paper"
+    child.log.unlink()
+    (said,) = cluster_of(child, tmp_path).mend()
+    assert said.startswith("node-1 ended with exit code 1: its log cannot be read (No such file or directory); restart")
+    child.process.wait(30)
+
+
+def test_a_start_that_fails_is_one_more_death(tmp_path: Path) -> None:
+    child = ended("node-1", FAILS, tmp_path)
+    child.argv = [str(tmp_path / "gone")]
+    cluster = cluster_of(child, tmp_path)
+    list(cluster.mend())
+    (said,) = cluster.mend()
+    assert said.startswith("node-1 could not be started: [Errno 2] No such file or directory")
+    assert said.endswith("; restart 2 of at most 5 in 1 s, jobs go on")
+    child.argv = [sys.executable, "-c", "input()"]
+    child.due_at_s = time.monotonic()
+    assert list(cluster.mend()) == []
+    child.process.wait(30)
+    assert "could not be started" not in ended_text(child)
+
+
+def test_deaths_before_a_long_life_count_no_more(tmp_path: Path) -> None:
+    child = ended("scheduler", KILLED, tmp_path)
+    child.restarts = RESTARTS_MAX
+    child.started_at_s -= SETTLED_S + 1.0
+    assert list(cluster_of(child, tmp_path).mend()) == [
+        "scheduler was killed by signal 9 (SIGKILL); restart 1 of at most 5, jobs go on"
+    ]
+    child.process.wait(30)
+    assert child.restarts == 1
 
 
 def test_without_its_scheduler_all_of_it_ends(tmp_path: Path) -> None:
