@@ -64,6 +64,8 @@ class NoticeFile:
         self._seen: tuple[int, ...] | None = None
         self._notice: Notice | None = None
         self._problem = ""
+        self._unwritten_id = ""
+        self._is_unwritten_told = False
 
     def read(self) -> Notice | None:
         """Return what the file says now, None where there is none; the same object until it is written anew."""
@@ -89,20 +91,35 @@ class NoticeFile:
 
     def in_force(self) -> Notice | None:
         """Return what the file says now, unless an admin took the node back in spite of it."""
+        self._write_dismissed()
         notice = self.read()
         return None if notice is None or notice.notice_id == self._dismissed_id() else notice
 
     def dismiss(self, notice_id: str) -> None:
-        """Note that an admin took the node back in spite of a word.
-
-        Raises:
-            OSError: It cannot be written down.
-        """
+        """Note that an admin took the node back in spite of a word; it counts no more, written down or not yet."""
         if notice_id != self._dismissed_id():
             _log.warning("an admin took this node back in spite of its notice: it counts no more")
-            write_durably(self._dismissed, notice_id)
+            self._unwritten_id, self._is_unwritten_told = notice_id, False
+            self._write_dismissed()
+
+    def _write_dismissed(self) -> None:
+        """Write down which word was dismissed, if that is still to be done: a full disk may have room again."""
+        if not self._unwritten_id:
+            return
+        try:
+            write_durably(self._dismissed, self._unwritten_id)
+        except OSError as error:
+            if not self._is_unwritten_told:  # once: it is tried at each look
+                _log.error(
+                    "that a notice was dismissed cannot be written to %s and is tried again: %s", self._dismissed, error
+                )
+            self._is_unwritten_told = True
+        else:
+            self._unwritten_id = ""
 
     def _dismissed_id(self) -> str:
+        if self._unwritten_id:
+            return self._unwritten_id
         try:
             return self._dismissed.read_text(encoding="utf-8")
         except FileNotFoundError:

@@ -166,3 +166,24 @@ def test_a_dismissed_word_is_not_in_force_for_the_next_agent_either_and_another_
     clocks.now_s += 1.0
     write(tmp_path, "60", clocks.now_s)
     assert file.in_force() is not None
+
+
+def test_a_word_that_cannot_be_noted_as_dismissed_is_out_of_force_and_noted_as_soon_as_it_can_be(
+    tmp_path: Path, clocks: Clocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the disk is full for a while."""
+    dismissed = tmp_path / "later" / "dismissed"
+    file = NoticeFile(tmp_path / "notice", dismissed, boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+    write(tmp_path, "60", clocks.now_s)
+    first = file.in_force()
+    assert first is not None
+    file.dismiss(first.notice_id)
+    assert (file.in_force(), file.in_force()) == (None, None)
+    assert [record.levelname for record in caplog.records].count("ERROR") == 1
+    dismissed.parent.mkdir()
+    assert file.in_force() is None
+    again = NoticeFile(tmp_path / "notice", dismissed, boot_s=clocks.boot_s, wall_s=clocks.wall_s)
+    assert (dismissed.read_text(), again.in_force()) == (first.notice_id, None)
+    clocks.now_s += 1.0
+    write(tmp_path, "60", clocks.now_s)
+    assert file.in_force() is not None
