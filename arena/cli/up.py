@@ -24,7 +24,7 @@ from arena.cli.ports import held_ports, usual_port
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.cli.up_jobs import HOLD_LIMIT_S, POLL_S, SERVE_LIMIT_S
-from arena.cli.up_places import Place, is_alive, known_place
+from arena.cli.up_places import Place, known_place, start_ticks
 from arena.client import DEFAULT_ADDRESS
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
@@ -74,12 +74,17 @@ def up(app: App, detach: bool, **options: Any) -> int:
             cluster.start(stopping)
             if stopping.is_set():
                 return 0
-            with known_place(Place(address=cluster.address, directory=str(plan.directory), pid=os.getpid())):
+            with known_place(_place(plan, cluster.address)):
                 _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
                 _watch(cluster, stopping)
             return 0
         finally:
             cluster.stop(stopping)
+
+
+def _place(plan: UpPlan, address: str) -> Place:
+    pid = os.getpid()
+    return Place(address=address, directory=str(plan.directory), pid=pid, start_ticks=start_ticks(pid))
 
 
 def _plan(options: dict[str, Any]) -> UpPlan:
@@ -206,11 +211,13 @@ def down(app: App, directory: Path | None) -> None:
             raise NotFoundError(f"nothing runs on {lock.parent}")
         # The lock is held, so the pid in it is that of its living holder.
         pid = int(file.read().strip())
+        started_ticks = start_ticks(pid)
         log = lock.with_name("up.log")
         told_bytes = log.stat().st_size if log.exists() else 0
         os.kill(pid, signal.SIGTERM)
         deadline_s = time.monotonic() + SERVE_LIMIT_S + HOLD_LIMIT_S + 3 * END_LIMIT_S
-        while not _is_free(file) or is_alive(pid):
+        # It lets go of its lock a moment before it has ended.
+        while not _is_free(file) or (started_ticks and start_ticks(pid) == started_ticks):
             if time.monotonic() > deadline_s:
                 raise UnavailableError("it does not end", fix=f"see {log}")
             time.sleep(POLL_S)

@@ -23,6 +23,7 @@ class Place:
     Args:
         directory: Its ``--dir``.
         pid: Of its process.
+        start_ticks: When that process started, as ``start_ticks`` has it; None where another version wrote this.
         ended_at_s: None where it runs, or was killed itself.
         why: What it ended of; empty where its user stopped it.
     """
@@ -30,13 +31,16 @@ class Place:
     address: str
     directory: str
     pid: int
+    start_ticks: int | None = None
     ended_at_s: float | None = None
     why: str = ""
 
     @property
     def is_alive(self) -> bool:
         """Whether its process is there."""
-        return self.ended_at_s is None and is_alive(self.pid)
+        if self.ended_at_s is not None or (now := start_ticks(self.pid)) is None:
+            return False
+        return self.start_ticks in {None, now}  # else its pid is another's by now
 
 
 @contextmanager
@@ -85,12 +89,17 @@ def _because(error: UnavailableError, why: str, fix: str) -> UnavailableError:
     return UnavailableError(error.what, why=why, fix=fix, details=error.details)
 
 
-def is_alive(pid: int) -> bool:
-    """Return whether a process still runs: it lets go of its lock a moment before it has ended."""
+def start_ticks(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the host did; None where it runs no more.
+
+    With its pid this is one process and no later one.
+    """
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return False
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name before may hold anything
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
 def _folder() -> Path:
@@ -98,7 +107,8 @@ def _folder() -> Path:
 
 
 def _places() -> list[Place]:
-    return [place for file in sorted(_folder().glob("*")) if (place := _read(file)) is not None]
+    files = sorted(file for file in _folder().glob("*") if not file.name.startswith("."))
+    return [place for file in files if (place := _read(file)) is not None]
 
 
 def _read(file: Path) -> Place | None:
@@ -118,8 +128,18 @@ def _write(place: Place) -> None:
 
 
 def _forget(directory: str) -> None:
-    """Drop what is known of former addresses of a directory, and of directories that are gone."""
-    for place in _places():
-        if place.directory == directory or not Path(place.directory).exists():
-            with contextlib.suppress(OSError):
-                (_folder() / place.address).unlink()
+    """Drop what is known of former addresses of a directory, of directories that are gone, and what is half written."""
+    gone = [
+        _folder() / place.address
+        for place in _places()
+        if place.directory == directory or not Path(place.directory).exists()
+    ]
+    for file in [*gone, *filter(_is_abandoned, _folder().glob(".*"))]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _is_abandoned(aside: Path) -> bool:
+    """Whether the writer of a half-written file, whose pid its name ends with, lives no more."""
+    pid = aside.name.rpartition(".")[2]
+    return pid.isdecimal() and start_ticks(int(pid)) is None

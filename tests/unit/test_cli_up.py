@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from arena.cli.children import SETTLED_S, Child, ended_text, last_line, started
 from arena.cli.local import RESTARTS_MAX, LocalCluster, UpPlan
 from arena.cli.main import run
 from arena.cli.ports import PortRange
-from arena.cli.up_places import Place, explained, known_place
+from arena.cli.up_places import Place, explained, known_place, start_ticks
 from arena.domain.launch import ATTEMPT_ID_VARIABLE
 from arena.errors import InternalError, UnavailableError
 from arena_agent.processes import AGENT_MARK_VARIABLE
@@ -236,3 +237,26 @@ def test_what_is_kept_of_a_place_goes_with_its_directory(told: Callable[[], str]
     with known_place(place(tmp_path, address="127.0.0.1:2")):
         pass
     assert "was stopped" not in told()
+
+
+def test_a_pid_that_is_used_again_is_no_sign_of_life(told: Callable[[], str], tmp_path: Path) -> None:
+    mine = replace(place(tmp_path), start_ticks=start_ticks(os.getpid()))
+    with known_place(mine):
+        assert "is there, but its scheduler is not" in told()
+    with known_place(replace(mine, start_ticks=1)):
+        assert f"`arena up` on {tmp_path} is not there any more, and could not say why" in told()
+
+
+def test_what_was_half_written_when_its_writer_was_killed_is_no_place_and_goes(
+    told: Callable[[], str], tmp_path: Path
+) -> None:
+    with known_place(place(tmp_path)):
+        (written,) = (tmp_path / "arena" / "up-at").iterdir()
+        half = written.with_name(f".{ADDRESS}.{ended('up', KILLED, tmp_path).process.pid}")
+        half.write_text(written.read_text())
+        mine = written.with_name(f".127.0.0.1:3.{os.getpid()}")
+        mine.touch()
+    assert "was stopped" in told()
+    with known_place(place(tmp_path, address="127.0.0.1:2")):
+        assert (half.exists(), mine.exists()) == (False, True)
+    assert told() == NOBODY.message
