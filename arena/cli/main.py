@@ -76,6 +76,7 @@ class _LazyGroup(SectionedGroup):
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @shared_options
+@click.version_option(package_name="arena-sched", prog_name="arena")
 @click.pass_context
 def cli(context: click.Context, /, **options: Any) -> None:
     """Arena schedules training jobs on GPUs and adapts how each is laid out on them.
