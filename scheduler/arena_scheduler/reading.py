@@ -13,6 +13,9 @@ from arena.domain.records import AttemptRecord, EntryKind, HistoryEntry, JobReco
 from arena.engine.ports import Store
 from arena.policies.base import Decision
 
+_DIGITS_MAX = 18
+"""No number of a job is longer; Python refuses to read those of thousands of digits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQuery:
@@ -57,6 +60,12 @@ class HistoryQuery:
         )
 
 
+def number_of(job_id: str) -> int:
+    """Return the number that a job's id ends with, 0 where there is none: people write anything for an id."""
+    text = job_id.rpartition("-")[2]
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
     """What is not kept any more, because it was over long ago.
@@ -82,8 +91,7 @@ class Dropped:
 
     def may_have(self, job_id: JobId) -> bool:
         """Tell whether a job that is not known here may be one of them."""
-        identity, _, number = job_id.rpartition("-")
-        return identity == self.identity and number.isdigit() and 0 < int(number) <= self.job_number
+        return job_id.rpartition("-")[0] == self.identity and 0 < number_of(job_id) <= self.job_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,16 @@ def test_the_newest_entry_and_its_job_stay_until_there_is_a_newer_one(store: Liv
     assert (store.load().history_index, store.reader.get_job(job.job_id)) == (4, None)
 
 
+@pytest.mark.parametrize("number", ["²", "٣", "", "0", "1" + "0" * 5_000, "1 ", "-1", "8"])
+def test_what_is_no_number_of_a_dropped_job_is_not_told_as_one(store: LiveStore, number: str) -> None:
+    job = job_of(store, 7, JobState.FAILED, 5.0)
+    newest = entries(None, 1, 1, at_s=6.0)
+    store.commit([Step(event=Tick(), at_s=5.0, jobs=(job,), history=newest)])
+    drop_all(store)
+    assert store.dropped().may_have(job.job_id)
+    assert not store.dropped().may_have(JobId(f"{store.identity}-{number}"))
+
+
 def test_a_job_of_which_an_attempt_lives_is_never_dropped(tmp_path: Path) -> None:
     store = SqliteStore.open(tmp_path / "arena.db")
     job = job_of(store, 1, JobState.FAILED, 5.0)
@@ -153,6 +163,33 @@ def test_a_grid_goes_with_the_last_that_uses_it(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "arena.db")
     assert connection.execute("SELECT count(*) FROM grids").fetchone() == (1,)
     assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+    connection.close()
+
+
+@pytest.mark.parametrize("rows_max", [1, 2_000])
+def test_a_grid_goes_also_where_its_job_went_on_for_longer_than_is_kept(
+    tmp_path: Path, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had it made goes while its job lives, and what it was replaced by; one grid is still used."""
+    monkeypatch.setattr(retention, "ROWS_MAX", rows_max)
+    store = SqliteStore.open(tmp_path / "arena.db")
+    shape, grids = shape_of_nodes([NODE]), [scaling_grid("cpu", [(1,)], one_gpu_s=one) for one in (1.0, 2.0, 3.0)]
+    ends, lives = job_of(store, 1, JobState.QUEUED, 0.0), job_of(store, 2, JobState.QUEUED, 0.0)
+    for job, grid in ((ends, grids[0]), (ends, grids[1]), (lives, grids[2])):
+        event = GridBuilt(job_id=job.job_id, shape=shape, grid=grid, build_s=0.1)
+        store.commit([Step(event=event, at_s=2.0, jobs=(job,))])
+    store.commit([Step(event=Tick(), at_s=50.0)])
+    drop_all(store, 40.0)
+    assert store.load().grids == {ends.job_id: (shape, grids[1]), lives.job_id: (shape, grids[2])}
+    over = job_of(store, 1, JobState.SUCCEEDED, 60.0)
+    store.commit([Step(event=Tick(), at_s=60.0, jobs=(over,))])
+    store.commit([Step(event=Tick(), at_s=500.0)])
+    for _ in grids:  # in turns
+        drop_all(store, 400.0)
+    assert (store.reader.get_job(ends.job_id), set(store.load().grids)) == (None, {lives.job_id})
+    store.close()
+    connection = sqlite3.connect(tmp_path / "arena.db")
+    assert connection.execute("SELECT count(*) FROM grids").fetchone() == (1,)
     connection.close()
 
 

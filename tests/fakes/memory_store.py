@@ -15,7 +15,7 @@ from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobStat
 from arena.engine.ports import Restored, Step
 from arena.errors import ArenaError, InternalError
 from arena.policies.base import Decision
-from arena_scheduler.reading import Dropped, DroppedBatch, HistoryQuery, JobCursor, JobPage, JobQuery
+from arena_scheduler.reading import Dropped, DroppedBatch, HistoryQuery, JobCursor, JobPage, JobQuery, number_of
 
 
 class MemoryStore:
@@ -172,8 +172,7 @@ class MemoryStore:
 
 
 def _number(job_ids: Iterable[JobId]) -> int:
-    numbers = (job_id.rpartition("-")[2] for job_id in job_ids)
-    return max((int(number) for number in numbers if number.isdigit()), default=0)
+    return max(map(number_of, job_ids), default=0)
 
 
 def _refuse_doubles(jobs: Mapping[JobId, JobRecord], attempts: Mapping[AttemptId, AttemptRecord]) -> None:

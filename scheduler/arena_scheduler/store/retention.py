@@ -10,13 +10,12 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import Column, Connection, Table, delete, exists, func, select
 from sqlalchemy.dialects.sqlite import insert
 
 from arena.domain.records import JobState
-from arena_scheduler.reading import Dropped, DroppedBatch
+from arena_scheduler.reading import Dropped, DroppedBatch, number_of
 from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOB_GRIDS, JOBS, META
 
 JOBS_MAX = 50
@@ -24,6 +23,7 @@ ROWS_MAX = 2_000
 """Of each table in one call: commits wait for it, so it is over in some hundredths of a second."""
 
 _DROPPED = "dropped"
+_GRIDS_LOOKED_AT = "grids_looked_at"
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
@@ -38,12 +38,13 @@ def drop_before(connection: Connection, before_s: float, identity: str) -> Dropp
     rest = [
         _drop_first(connection, HISTORY, HISTORY.c.entry_index, before_s),
         _drop_first(connection, DECISIONS, DECISIONS.c.seq, before_s),
-        _drop_inputs(connection, before_s),
+        _drop_first(connection, INPUTS, INPUTS.c.seq, before_s),
     ]
     ended = _ended(connection, before_s)
     is_long = _drop_history(connection, list(ended))
     gone = {job_id: ended[job_id] for job_id in _without_history(connection, list(ended))}
     _drop_jobs(connection, list(gone))
+    _drop_grids(connection)
     if gone:
         _note(connection, before_s, identity, list(gone))
     return DroppedBatch(
@@ -98,21 +99,32 @@ def _drop_first(connection: Connection, table: Table, key: Column[int], before_s
     return len(old) == ROWS_MAX
 
 
-def _drop_inputs(connection: Connection, before_s: float) -> bool:
-    """Drop the first inputs, and the grids that none of those that are left had made, and no job has."""
-    used = select(INPUTS.c.digest).where(INPUTS.c.digest.is_not(None)).order_by(INPUTS.c.seq).limit(ROWS_MAX)
-    digests = set(connection.scalars(used))
-    is_more = _drop_first(connection, INPUTS, INPUTS.c.seq, before_s)
-    is_used: list[Any] = [exists().where(table.c.digest == GRIDS.c.digest) for table in (INPUTS, JOB_GRIDS)]
-    connection.execute(delete(GRIDS).where(GRIDS.c.digest.in_(sorted(digests)), ~is_used[0], ~is_used[1]))
-    return is_more
+def _drop_grids(connection: Connection) -> None:
+    """Drop those of the next grids, in the order of their digests, that no input had made and no job has.
+
+    Looked at in turns: the last use of one may be a job that ended, or got another, long after the input was dropped.
+    """
+    after = connection.scalar(select(META.c.value).where(META.c.key == _GRIDS_LOOKED_AT)) or ""
+    following = select(GRIDS.c.digest).where(GRIDS.c.digest > after).order_by(GRIDS.c.digest).limit(ROWS_MAX)
+    digests = list(connection.scalars(following))
+    if digests:
+        used = [exists().where(table.c.digest == GRIDS.c.digest) for table in (INPUTS, JOB_GRIDS)]
+        of_these = GRIDS.c.digest.between(digests[0], digests[-1])
+        connection.execute(delete(GRIDS).where(of_these, ~used[0], ~used[1]))
+    last = digests[-1] if len(digests) == ROWS_MAX else ""
+    if last != after:
+        _put(connection, _GRIDS_LOOKED_AT, last)
+
+
+def _put(connection: Connection, key: str, value: str) -> None:
+    statement = insert(META).values(key=key, value=value)
+    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
 
 
 def _note(connection: Connection, before_s: float, identity: str, job_ids: Sequence[str]) -> None:
     """Remember that jobs were dropped: their numbers are not given again, and who asks for one is told."""
     known = dropped(connection, identity)
-    numbers = (job_id.rpartition("-")[2] for job_id in job_ids)
-    number = max((int(one) for one in numbers if one.isdigit()), default=0)
+    number = max(map(number_of, job_ids), default=0)
     now = replace(
         known,
         job_count=known.job_count + len(job_ids),
@@ -120,5 +132,4 @@ def _note(connection: Connection, before_s: float, identity: str, job_ids: Seque
         job_number=max(known.job_number, number),
     )
     value = json.dumps({"job_count": now.job_count, "before_s": now.before_s, "job_number": now.job_number})
-    statement = insert(META).values(key=_DROPPED, value=value)
-    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_={"value": value}))
+    _put(connection, _DROPPED, value)
