@@ -16,6 +16,7 @@ from arena.cli.children import Child, death, end, ended_text, started
 from arena.cli.ports import PortRange
 from arena.cli.settings import user_name
 from arena.cli.up_jobs import POLL_S, hold_all, release_held, wait_until_served
+from arena.cli.up_locks import holder
 from arena.client import ArenaClient, ClientSettings
 from arena.errors import ArenaError, UnavailableError
 
@@ -174,8 +175,9 @@ class LocalCluster:
         finally:
             # What follows is bounded and must not be cut short: it would leave processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            end([child for child in self.children if child.name != SCHEDULER])
-            _kill_leftovers([self.plan.agent_directory(index) for index in range(self.plan.agents)])
+            agents = [child for child in self.children if child.name != SCHEDULER]
+            end(agents)
+            _kill_leftovers([self.plan.directory / child.name for child in agents])
             end([child for child in self.children if child.name == SCHEDULER])
 
     def _hold_jobs(self) -> None:
@@ -222,10 +224,15 @@ def _connected_count(client: ArenaClient) -> int:
 
 
 def _kill_leftovers(agent_directories: Sequence[Path]) -> None:
-    """Kill ranks that outlived their agents, until there are none; only those that carry an agent's mark."""
+    """Kill ranks that outlived their agents, until there are none; only those that carry an agent's mark.
+
+    Those of an agent that lives, whoever started it, go on: a start that it refused is no reason to end its jobs.
+    """
+    from arena_agent.files import StateFiles
     from arena_agent.processes import kill_until_gone, marked_attempts
 
-    marks = [str(directory.resolve()) for directory in agent_directories]
+    left = [directory for directory in agent_directories if holder(StateFiles(directory=directory).lock) is None]
+    marks = [str(directory.resolve()) for directory in left]
 
     def living() -> list[ProcessEntry]:
         return [entry for mark in marks for entries in marked_attempts(mark).values() for entry in entries]

@@ -21,6 +21,7 @@ from arena.cli.ports import PortRange
 from arena.cli.up_places import Place, explained, known_place, start_ticks
 from arena.domain.launch import ATTEMPT_ID_VARIABLE
 from arena.errors import InternalError, UnavailableError
+from arena_agent.lock import directory_lock
 from arena_agent.processes import AGENT_MARK_VARIABLE
 
 ADDRESS = "127.0.0.1:1"
@@ -89,17 +90,19 @@ def test_an_agent_that_dies_again_and_again_is_left_out_and_the_rest_goes_on(tmp
     assert list(cluster.mend()) == []
 
 
+def rank_of(agent_directory: Path) -> subprocess.Popen[bytes]:
+    """A process with the marks of an agent's job, until its input ends."""
+    marks = {ATTEMPT_ID_VARIABLE: "j1.1", AGENT_MARK_VARIABLE: str(agent_directory)}
+    argv = [sys.executable, "-c", "input()"]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, **marks})
+
+
 def test_what_a_left_out_agent_ran_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
     child = ended("node-1", FAILS, tmp_path)
     child.restarts = RESTARTS_MAX
     cluster = cluster_of(child, tmp_path)
 
-    def rank_of(node: str) -> subprocess.Popen[bytes]:
-        marks = {ATTEMPT_ID_VARIABLE: "j1.1", AGENT_MARK_VARIABLE: str(tmp_path / node)}
-        argv = [sys.executable, "-c", "input()"]
-        return subprocess.Popen(argv, stdin=subprocess.PIPE, env={**os.environ, **marks})
-
-    with rank_of("node-1") as its, rank_of("node-10") as other:
+    with rank_of(tmp_path / "node-1") as its, rank_of(tmp_path / "node-10") as other:
         list(cluster.mend())
         assert its.wait(30) == -signal.SIGKILL
         other.communicate(b"\n", timeout=30)
@@ -173,6 +176,26 @@ def test_a_stop_without_a_scheduler_says_that_jobs_were_not_saved(
     killed = "scheduler was killed by signal 9 (SIGKILL)"
     assert (f"{killed}; started again, so that jobs are saved" in said) == is_tried
     assert f"warning: jobs were not saved, they go on from their last checkpoints: {killed}" in said
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_start_that_came_to_nothing_leaves_the_jobs_of_an_agent_that_lives_alone(tmp_path: Path) -> None:
+    directories = [tmp_path / "node-1", tmp_path / "node-2", tmp_path / "node-3"]
+    for directory in directories:
+        directory.mkdir()
+    cluster = cluster_of(ended("node-1", FAILS, tmp_path), tmp_path)  # as it does where its directory is in use
+    cluster.children.append(ended("node-2", FAILS, tmp_path))
+    with (
+        directory_lock(directories[0] / "agent.lock"),
+        rank_of(directories[0]) as anothers,
+        rank_of(directories[1]) as its,
+        rank_of(directories[2]) as not_started,
+    ):
+        cluster.stop(threading.Event())
+        assert its.wait(30) == -signal.SIGKILL
+        for rank in (anothers, not_started):
+            rank.communicate(b"\n", timeout=30)
+            assert rank.returncode == 0
 
 
 @pytest.fixture
