@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 START_LIMIT_S = 60.0
 RESTARTS_MAX = 5
-"""How often the scheduler, and each agent, is started again where it has ended by itself."""
+"""How often in a row the scheduler, and each agent, is started again where it has ended by itself."""
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
 SCHEDULER = "scheduler"
@@ -65,6 +65,11 @@ class UpPlan:
     def lock(self) -> Path:
         """Held while ``arena up`` runs on this directory; holds its pid."""
         return self.directory / "up.pid"
+
+    @property
+    def ready_file(self) -> Path:
+        """Says which process's ``arena up`` has all its nodes, and where it serves: ``PID ADDRESS``."""
+        return self.directory / "up.ready"
 
     @property
     def held_file(self) -> Path:

@@ -17,14 +17,16 @@ from typing import IO, Any
 import click
 
 from arena.cli.app import App, command
-from arena.cli.children import END_LIMIT_S, last_line
+from arena.cli.children import END_LIMIT_S, Child, ended_text
 from arena.cli.local import START_LIMIT_S, LocalCluster, UpPlan, arena_argv
 from arena.cli.policy_choice import number_option, policy_flags
 from arena.cli.ports import held_ports, usual_port
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.cli.up_jobs import HOLD_LIMIT_S, POLL_S, SERVE_LIMIT_S
+from arena.cli.up_locks import holder
 from arena.cli.up_places import Place, known_place, start_ticks
+from arena.cli.whole_files import write_whole
 from arena.client import DEFAULT_ADDRESS
 from arena.domain.cluster import ClusterShape, NodePool
 from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
@@ -33,6 +35,8 @@ from arena.policies.registry import make_policy
 from arena.units import format_count
 
 _AGENTS_MAX = 64
+_READY_LIMIT_S = 3 * START_LIMIT_S
+"""For one in the background to have its nodes: its scheduler and its agents get a limit each."""
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
@@ -55,8 +59,8 @@ def up(app: App, detach: bool, **options: Any) -> int:
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
 
     If the scheduler or an agent dies, this says so here (in DIR/up.log with --detach) with its exit code or signal, and
-    starts it again, at most five times each; jobs go on meanwhile. Then an agent is left out, and the rest goes on;
-    without its scheduler everything ends, and commands that then find nobody at its address say why.
+    starts it again, at most five times in a row; jobs go on meanwhile. Then an agent is left out with what it runs, and
+    the rest goes on; without its scheduler everything ends, and commands that then find nobody at its address say why.
 
     To have a node taken away, say in how many seconds and why: `echo 60 maintenance > DIR/node-1/notice`.
     """
@@ -70,11 +74,14 @@ def up(app: App, detach: bool, **options: Any) -> int:
     with _lock(plan), _stop_signals() as stopping, held_ports(plan.agents) as ports:
         cluster = LocalCluster(plan, ports)
         try:
+            plan.ready_file.unlink(missing_ok=True)
             plan.ports_file.write_text(f"{ports}\n")
             cluster.start(stopping)
             if stopping.is_set():
                 return 0
             with known_place(_place(plan, cluster.address)):
+                ready = f"{os.getpid()} {cluster.address}\n"
+                write_whole(plan.ready_file, ready.encode(), fix="give another --dir")
                 _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
                 _watch(cluster, stopping)
             return 0
@@ -111,13 +118,16 @@ def _lock(plan: UpPlan) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AlreadyRunningError(
-                f"`arena up` runs on {plan.directory} already", fix="stop it with `arena down`, or give another --dir"
-            ) from None
+            raise _runs_already(plan) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def _runs_already(plan: UpPlan) -> AlreadyRunningError:
+    fix = "stop it with `arena down`, or give another --dir"
+    return AlreadyRunningError(f"`arena up` runs on {plan.directory} already, or is being started there", fix=fix)
 
 
 @contextmanager
@@ -164,37 +174,58 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached
 
 def _detach(app: App, plan: UpPlan) -> int:
     """Start ``arena up`` in the background and return once its nodes are ready."""
-    with _lock(plan):
-        pass  # refuses where another runs: its log is not touched, and its answer is not taken for ours
     log = plan.directory / "up.log"
-    with log.open("wb") as file:
-        background = subprocess.Popen(
-            arena_argv(_up_words(plan)), stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
-    deadline_s = time.monotonic() + 2 * START_LIMIT_S
-    while b"\n" not in log.read_bytes():
-        if background.poll() is not None or time.monotonic() > deadline_s:
-            break
-        time.sleep(POLL_S)
-    if background.poll() is not None:
-        raise UnavailableError("it did not start", why=last_line(log), fix=f"see {plan.directory}")
+    argv = arena_argv(_up_words(plan))
+    with _own_log(plan, log) as file:
+        background = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    address = _ready_address(Child("`arena up`", argv, background, log), plan)
     # It goes on without us; nobody is to wait for it.
     background.returncode = 0
-    _tell_detached(app, plan)
+    down = f"arena down --dir {quoted(str(plan.directory))}"
+    how_to_stop = f"it runs in the background; `{down}` saves and holds the jobs and stops everything"
+    _tell(app, plan, address, how_to_stop, is_detached=True)
     return 0
+
+
+@contextmanager
+def _own_log(plan: UpPlan, log: Path) -> Iterator[IO[bytes]]:
+    """Take the log that one in the background writes, which holds its lock from now on; refuse where another has it."""
+    with log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _runs_already(plan) from None
+        if holder(plan.lock) is not None:
+            raise _runs_already(plan)
+        file.truncate(0)
+        plan.ready_file.unlink(missing_ok=True)
+        yield file
+
+
+def _ready_address(background: Child, plan: UpPlan) -> str:
+    """Wait until one in the background has all its nodes, and return where it serves.
+
+    Raises:
+        UnavailableError: It ended, or is not ready in time.
+    """
+    deadline_s = time.monotonic() + _READY_LIMIT_S
+    while background.process.poll() is None:
+        with contextlib.suppress(FileNotFoundError):
+            pid, address = plan.ready_file.read_text().split()
+            if int(pid) == background.process.pid:
+                return address
+        if time.monotonic() > deadline_s:
+            background.process.returncode = 0  # nobody waits for it
+            fix = f"see {background.log}; `arena down --dir {quoted(str(plan.directory))}` stops it"
+            raise UnavailableError(f"it is not ready after {_READY_LIMIT_S:.0f} s, and still tries", fix=fix)
+        time.sleep(POLL_S)
+    raise UnavailableError("it did not start", why=ended_text(background), fix=f"see {plan.directory}")
 
 
 def _up_words(plan: UpPlan) -> list[object]:
     words: list[object] = ["up", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
     words += ["--gpu-type", plan.gpu_type, "--port", plan.port, "--dir", plan.directory]
     return [*words, *plan.policy_words()]
-
-
-def _tell_detached(app: App, plan: UpPlan) -> None:
-    down = f"arena down --dir {quoted(str(plan.directory))}"
-    address = plan.address_file.read_text().strip()
-    how_to_stop = f"it runs in the background; `{down}` saves and holds the jobs and stops everything"
-    _tell(app, plan, address, how_to_stop, is_detached=True)
 
 
 @command(asks_scheduler=False, short_help="Stop what `arena up` started.")

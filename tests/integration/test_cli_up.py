@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,21 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
     assert arena("down").returncode == 0
     assert processes_of(tmp_path / "up") == []
     assert arena("down").returncode == 5
+
+
+def test_a_start_in_the_background_that_fails_says_why_and_of_two_at_once_one_starts(arena: Arena) -> None:
+    words = ("up", "--detach", "--agents", "1", "--gpus-per-agent", "1", "--port")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        failed = arena(*words, str(taken.getsockname()[1]))
+    assert failed.returncode == 3
+    assert "it did not start: `arena up` ended with exit code 70: scheduler ended with exit code 3: " in failed.stderr
+    with ThreadPoolExecutor(2) as threads:
+        one, other = sorted(threads.map(lambda _: arena(*words, "0"), range(2)), key=lambda done: done.returncode)
+    assert (one.returncode, other.returncode) == (0, 3), one.stderr + other.stderr
+    assert "already, or is being started there" in other.stderr
+    assert arena("status").returncode == 0
 
 
 def test_jobs_outlive_an_agent_and_the_scheduler_and_the_terminal_says_what_died(arena: Arena, tmp_path: Path) -> None:
