@@ -52,8 +52,10 @@ def submitted(name: str, at_s: float, workload: WorkloadSpec, steps: int, **fiel
     return ReplayJob(job_id=JobId(name), submitted_at_s=at_s, spec=spec, fate=Fate(step_count=steps))
 
 
-def replayed(jobs: list[ReplayJob], **shares: int) -> tuple[dict[str, JobOutcome], set[str]]:
-    """Run jobs on two nodes of four GPUs; return how they ended, and who was promised a deadline.
+def replayed(
+    jobs: list[ReplayJob], *, gpus: int = 4, nodes: int = 2, **shares: int
+) -> tuple[dict[str, JobOutcome], set[str]]:
+    """Run jobs on nodes of so many GPUs; return how they ended, and who was promised a deadline.
 
     Args:
         shares: GPUs that are guaranteed, by project.
@@ -61,7 +63,7 @@ def replayed(jobs: list[ReplayJob], **shares: int) -> tuple[dict[str, JobOutcome
     tenants = {name: Guarantee(gpu_count_by_type={"cpu": count}) for name, count in shares.items()}
     restart = ConstantRestart(first_s=RESTART_S, again_s=RESTART_S)
     replay = Replay(
-        shape=shape(("cpu", 4, 2)),
+        shape=shape(("cpu", gpus, nodes)),
         policy=make_policy("arena"),
         grids=GRIDS,
         costs=SimCosts(start_s=0.0, restart=restart, save_s=0.0, exit_s=0.0),
@@ -107,6 +109,29 @@ def test_a_promise_is_not_broken_by_programs_that_may_not_be_stopped() -> None:
     assert "long" in promised
     assert found["long"].completion_s <= 1_500.0
     assert all(one.ended_at_s is not None for one in found.values())
+
+
+def short_ones_beside(deadline_s: float | None) -> tuple[float, JobOutcome]:
+    """Run a long job on one GPU, and bursts of short ones that come later; return their mean time and how it ended."""
+    rigid = {"kind": "rigid", "gpus": {"count": 1}}
+    bursts = [at_s + 0.1 * place for at_s in (200.0, 1_000.0, 1_800.0, 2_600.0) for place in range(8)]
+    jobs = [submitted(f"s{at:02}", at_s, SMALL, 60, **rigid) for at, at_s in enumerate(bursts)]
+    long = submitted("long", 0.0, SMALL, 1_500, deadline_s=deadline_s, **rigid)
+    found, promised = replayed([*jobs, long], gpus=1, nodes=1)
+    assert promised == (set() if deadline_s is None else {"long"})
+    ended = found.pop("long")
+    return sum(one.completion_s for one in found.values()) / len(found), ended
+
+
+def test_until_its_deadline_presses_a_running_job_is_stopped_for_others_as_one_without() -> None:
+    without_s, _ = short_ones_beside(None)
+    for deadline_s in (5_000.0, 1e6):
+        far_s, _ = short_ones_beside(deadline_s)
+        assert far_s <= without_s
+    through_s, _ = short_ones_beside(1_700.0)  # never stopped
+    near_s, long = short_ones_beside(3_000.0)
+    assert near_s < 0.6 * through_s
+    assert long.completion_s <= 3_000.0
 
 
 @settings(max_examples=6, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # shrinking takes hours

@@ -22,10 +22,10 @@ guaranteed (``promised_shares``); else it is told the earliest end that could be
 nothing turns out worse than it was said to be by more than the tenth, and the bound on waiting (``urgency``) and shares
 come before them. What a job is promised holds for the length that it declared: one that runs longer is late by itself.
 
-*What runs and what starts.* What a job has is a block only if it goes on from now on; if it is to be stopped before its
-block, the block has a start in it. A job that starts or changes at present has a block like all others, from when it
-can be touched again. A job whose block has come is started on nothing that is too slow for it: until that runs it could
-not be moved. One that was started too often rests (``resting``).
+*What runs and what starts.* Until its block others may use what a running job has: the block has a start in it. Only
+where no such block is left, what it has is its block, and goes on from now on. A job that starts or changes at present
+has a block like all others, from when it can be touched again. A job whose block has come is started on nothing that
+is too slow for it: until that runs it could not be moved. One that was started too often rests (``resting``).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
     tiers: dict[tuple[bool, bool], list[int]] = {}
     for at in urgent:
         is_sure = plan.needs[at].is_promised or not snapshot.tenants
-        tiers.setdefault((is_sure, _has_come(snapshot, market, at, plan.blocks[at])), []).append(at)
+        tiers.setdefault((is_sure, _has_come(snapshot, plan.blocks[at])), []).append(at)
     raised, more = value.copy(), bonus
     for tier in sorted(tiers):
         for at in tiers[tier]:
@@ -182,21 +182,21 @@ def _urgent_from_s(snapshot: Snapshot, market: Market, at: int, block: Block, ch
     One that runs is left in peace a little earlier: it would have to start again, and soon be stopped for it.
     """
     spared_s = 0.0 if market.contenders[at].holding is None else changes.lasting_s(snapshot.restart_s)
-    return _comes_s(snapshot, market, at, block) - spared_s
+    return _comes_s(snapshot, block) - spared_s
 
 
-def _comes_s(snapshot: Snapshot, market: Market, at: int, block: Block) -> float:
+def _comes_s(snapshot: Snapshot, block: Block) -> float:
     """Return from when on a job must have its share: what was only just started cannot be stopped before it runs.
 
     If it goes on as it is its block has no start in it; what it has cannot be taken from it any more when it could
     not start again in time.
     """
-    starts = 1.0 if block.column != market.keeping[at] else 1.0 + STARTS_IN_BLOCK
+    starts = 1.0 if block.entry >= 0 else 1.0 + STARTS_IN_BLOCK
     return block.start_s - starts * snapshot.restart_s
 
 
-def _has_come(snapshot: Snapshot, market: Market, at: int, block: Block) -> bool:
-    return _comes_s(snapshot, market, at, block) <= snapshot.now_s + _TOLERANCE_S
+def _has_come(snapshot: Snapshot, block: Block) -> bool:
+    return _comes_s(snapshot, block) <= snapshot.now_s + _TOLERANCE_S
 
 
 def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, changes: ChangeRules) -> float | None:
@@ -211,7 +211,7 @@ def next_urgency_s(snapshot: Snapshot, market: Market, plan: Plan | None, change
         if not _goes_on(snapshot, plan, at):
             # One that runs too slowly comes nearer to its block in ever smaller steps, and one whose block has come and
             # that is not served yet must not wait until something happens.
-            comes_s = _comes_s(snapshot, market, at, block)
+            comes_s = _comes_s(snapshot, block)
             instants.append(again_s if comes_s <= snapshot.now_s + _TOLERANCE_S else max(comes_s, soon_s))
     return min((at_s for at_s in instants if at_s > snapshot.now_s + _TOLERANCE_S), default=None)
 

@@ -9,6 +9,7 @@ soon as possible; at last who finds none in turn takes the place of each of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,6 +61,8 @@ class Need:
         is_promised: Whether its deadline was promised when it was submitted.
         kept: Position among its columns of what it has, ``NONE`` where it has nothing or may not keep it. A block in
             it begins when it is ready: who gives up what it has must start again.
+        yields_s: A block elsewhere that begins from then on comes before one in what it has: until then others can use
+            that. One that begins earlier leaves no time to be stopped and to start again.
     """
 
     at: int
@@ -72,6 +75,7 @@ class Need:
     least_s: Floats
     is_promised: bool
     kept: int = NONE
+    yields_s: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +133,23 @@ class Layout:
     def found(self, need: Need, way: Way = Way.LATE) -> Found | None:
         """Return the first block that is found for a job, None where there is none."""
         for lengths_s, is_tight in ((need.lengths_s, False), (need.least_s, True)):
-            for at in _ordered(lengths_s, way):
+            order = _ordered(lengths_s, way)
+            for place, at in enumerate(order):
                 length_s = float(lengths_s[at])
                 start_s = self._start_s(need, at, length_s, way)
                 if start_s is not None:
-                    return Found(at=at, start_s=start_s, length_s=length_s, is_tight=is_tight)
+                    found = Found(at=at, start_s=start_s, length_s=length_s, is_tight=is_tight)
+                    yielding = at == need.kept and way is Way.LATE and not is_tight
+                    return (self._elsewhere(need, order[place + 1 :]) if yielding else None) or found
+        return None
+
+    def _elsewhere(self, need: Need, order: Sequence[int]) -> Found | None:
+        """Return a block with slack for a job that gives up what it has until then, None where there is no time."""
+        for at in order:
+            length_s = float(need.lengths_s[at])
+            start_s = self._start_s(need, at, length_s, Way.LATE)
+            if start_s is not None and start_s >= need.yields_s:
+                return Found(at=at, start_s=start_s, length_s=length_s, is_tight=False)
         return None
 
     def _start_s(self, need: Need, at: int, length_s: float, way: Way) -> float | None:

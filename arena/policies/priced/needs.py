@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.records import JobState
@@ -112,7 +113,8 @@ class _Offer:
         ats: Their contenders, ascending.
         ids: Their ids.
         job: Position among these of who each column is offered to, ascending; shape (columns,).
-        columns: Numbers in the market, -1 for those of a job outside; shape (columns,).
+        columns: Numbers in the market, -1 for those of a job outside; shape (columns,). That of what a job has may be
+            there twice (``_with_own_starts``).
         entry: Position in the job's table, -1 for what it has; shape (columns,).
         ready_s: When there are nodes for it at the earliest, and of what it has when it is its own again; shape
             (columns,).
@@ -161,7 +163,7 @@ def _inside(market: Market, times: NodeTimes, restart_s: float, columns: Ints) -
     Args:
         columns: All of it.
     """
-    entry = market.entry[columns]
+    columns, entry = _with_own_starts(market, columns)
     ats, job = np.unique(market.job[columns], return_inverse=True)
     contenders = [market.contenders[at] for at in ats.tolist()]
     return _Offer(
@@ -176,6 +178,27 @@ def _inside(market: Market, times: NodeTimes, restart_s: float, columns: Ints) -
         ready_s=_ready_s(times, contenders, job, entry),
         start_s=np.where(entry < 0, 0.0, restart_s),
     )
+
+
+def _with_own_starts(market: Market, columns: Ints) -> tuple[Ints, Ints]:
+    """Return columns and their entries; what a job has that is offered nothing else is there twice.
+
+    Once to go on, and once as it would be if it were stopped until then and started again.
+    """
+    known, again, entries = dict[tuple[int, GpuGroup], int](), list[int](), list[int]()
+    for column in columns[market.entry[columns] < 0].tolist():
+        one = market.contenders[int(market.job[column])]
+        if one.is_shapeable or one.holding is None:
+            continue
+        key = (id(one.table), one.holding.group)
+        if key not in known:
+            known[key] = next((at for at, cell in enumerate(one.table.cells) if cell.group == key[1]), NONE)
+        if known[key] >= 0:
+            again.append(column)
+            entries.append(known[key])
+    together = np.r_[columns, np.array(again, dtype=columns.dtype)]
+    order = np.argsort(market.job[together], kind="stable")
+    return together[order], np.r_[market.entry[columns], np.array(entries, dtype=columns.dtype)][order]
 
 
 def _ready_s(times: NodeTimes, contenders: Sequence[Contender], job: Ints, entry: Ints) -> Floats:
@@ -290,4 +313,5 @@ def _needs(snapshot: Snapshot, offer: _Offer, steps: Sequence[float | None], pow
             least_s=least_s[own],
             is_promised=job.is_deadline_promised,
             kept=kept_at[place],
+            yields_s=snapshot.restart_s + float(ready_s[own][kept_at[place]]) if kept_at[place] >= 0 else -math.inf,
         )
