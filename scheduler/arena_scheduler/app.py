@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import grpc.aio
@@ -20,7 +21,7 @@ from arena.domain.grid import GridSource
 from arena.domain.tenants import Guarantees
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
-from arena.errors import AlreadyRunningError, UserError
+from arena.errors import AlreadyRunningError, ArenaError, UserError
 from arena.planner.hardware import catalog
 from arena.planner.mixed import MixedCells
 from arena.planner.source import PlannerGridSource
@@ -31,7 +32,7 @@ from arena.rpc.version import software_version
 from arena_scheduler.access import Access
 from arena_scheduler.clock import AwakeClock, LiveClock
 from arena_scheduler.cluster_view import ClusterView
-from arena_scheduler.config import SchedulerConfig
+from arena_scheduler.config import CLOCK_LEAP_S, SchedulerConfig
 from arena_scheduler.grids import GridCache
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.log_relay import LogRelay
@@ -194,6 +195,7 @@ def _build(
         node_grace_s=config.node_grace_s,
     )
     engine = Engine(policy, engine_config(config, tenants), restored)
+    leapt_at_s = _last_leap_at_s(store, config.keep_history_s, restored.last_at_s, clock.now_s())
     driver = Driver(
         brain=engine,
         store=store,
@@ -204,6 +206,7 @@ def _build(
         drop_node=sessions.drop,
         is_connected=sessions.is_connected,
         keep_history_s=config.keep_history_s,
+        leapt_at_s=leapt_at_s,
     )
     driver.ended_counts.update(
         {state: count for state, count in store.reader.count_by_state().items() if state.is_terminal}
@@ -233,6 +236,22 @@ def _build(
         admission=engine.admission,
         policy=policy,
     )
+
+
+def _last_leap_at_s(store: LiveStore, keep_s: float | None, last_at_s: float, now_s: float) -> float:
+    """Return since when the clock can be trusted: a long rest looks like a host whose clock is years ahead."""
+    leapt_at_s = store.last_leap_at_s()
+    if last_at_s and now_s - last_at_s > min(CLOCK_LEAP_S, keep_s or CLOCK_LEAP_S):
+        leapt_at_s = now_s
+        try:
+            store.note_leap(now_s)
+        except ArenaError as error:
+            _log.error("that the clock leapt could not be written down: %s", error)
+        _log.warning("the clock is %.1f days past what was last written: is it right?", (now_s - last_at_s) / 86_400.0)
+    if keep_s is not None and now_s < leapt_at_s + keep_s:
+        until = datetime.fromtimestamp(leapt_at_s + keep_s, tz=UTC)
+        _log.warning("since the clock leapt, nothing is dropped before %s UTC", f"{until:%Y-%m-%d %H:%M}")
+    return leapt_at_s
 
 
 def engine_config(config: SchedulerConfig, tenants: Guarantees | None = None) -> EngineConfig:

@@ -164,7 +164,6 @@ class ClusterView:
                 *_skew_warnings(state),
                 *_going_warnings(state, self._now_s()),
                 *warnings_of(self.tenants, state),
-                *_dropped_warnings(self.dropped),
             ),
             tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
             restart_s=state.restart_s,
@@ -245,10 +244,6 @@ def _going_warnings(state: ClusterState, now_s: float) -> list[str]:
     if len(going) > WARNED_NODES_MAX:
         lines.append(f"{len(going) - WARNED_NODES_MAX} further nodes are to be empty")
     return lines
-
-
-def _dropped_warnings(dropped: Dropped) -> list[str]:
-    return [dropped.told] if dropped.job_count else []
 
 
 def _skew_warnings(state: ClusterState) -> list[str]:

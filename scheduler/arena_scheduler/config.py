@@ -12,6 +12,8 @@ from arena.errors import UserError
 DEFAULT_PORT = 50061
 KEEP_HISTORY_S_MIN = 3_600.0
 """Who follows a job must be able to see how it ended."""
+CLOCK_LEAP_S = 7 * 86_400.0
+"""From the last commit to the next start: where it is longer, or longer than is kept, the clock may have leapt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,7 @@ class Driver:
         drop_node: Ends a node's session when its report could not be stored, so that it registers anew.
         is_connected: Tells whether a node has a session at present.
         keep_history_s: What is over for longer is dropped; None drops nothing.
+        leapt_at_s: Since when the clock can be trusted: what was before seems to be long ago, and may not be.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Driver:
         drop_node: Callable[[NodeId, str], None],
         is_connected: Callable[[NodeId], bool],
         keep_history_s: float | None = None,
+        leapt_at_s: float = 0.0,
     ) -> None:
         self._brain = brain
         self._store = store
@@ -87,6 +89,7 @@ class Driver:
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._keep_history_s = keep_history_s
+        self._leapt_at_s = leapt_at_s
         self._probe_at_s = 0.0
         self._drop_at_s = 0.0
         self.dropped = store.dropped()
@@ -256,6 +259,8 @@ class Driver:
             return
         self._drop_at_s = now_s + DROP_INTERVAL_S
         before_s = now_s - self._keep_history_s
+        if before_s < self._leapt_at_s:
+            return
         try:
             batch = await asyncio.get_running_loop().run_in_executor(self._writer, self._store.drop_before, before_s)
         except ArenaError as error:

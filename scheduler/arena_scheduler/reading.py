@@ -178,6 +178,19 @@ class LiveStore(Store, Protocol):
         """Return what is not kept any more."""
         ...
 
+    def last_leap_at_s(self) -> float:
+        """Return when the clock last went on by so much between two starts that it is in doubt, 0 if it never did."""
+        ...
+
+    def note_leap(self, at_s: float) -> None:
+        """Remember that the clock leapt to an instant.
+
+        Raises:
+            ResourceExhaustedError: The disk is full.
+            UnavailableError: The database is busy or broken.
+        """
+        ...
+
     def drop_before(self, before_s: float) -> DroppedBatch:
         """Drop, in one short transaction, some of what is known of jobs that ended before an instant, and older inputs.
 

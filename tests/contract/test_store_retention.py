@@ -138,6 +138,12 @@ def test_what_is_no_number_of_a_dropped_job_is_not_told_as_one(store: LiveStore,
     assert not store.dropped().may_have(JobId(f"{store.identity}-{number}"))
 
 
+def test_that_the_clock_leapt_is_remembered(store: LiveStore) -> None:
+    assert store.last_leap_at_s() == 0.0
+    store.note_leap(1_000.25)
+    assert store.last_leap_at_s() == 1_000.25
+
+
 def test_a_job_of_which_an_attempt_lives_is_never_dropped(tmp_path: Path) -> None:
     store = SqliteStore.open(tmp_path / "arena.db")
     job = job_of(store, 1, JobState.FAILED, 5.0)

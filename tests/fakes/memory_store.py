@@ -34,6 +34,7 @@ class MemoryStore:
         self._history: list[HistoryEntry] = []
         self._decisions: list[tuple[float, Decision]] = []
         self._dropped = Dropped(identity=self.identity)
+        self._leapt_at_s = 0.0
 
     @property
     def reader(self) -> MemoryStore:
@@ -87,6 +88,15 @@ class MemoryStore:
     def dropped(self) -> Dropped:
         """Return what is not kept any more."""
         return self._dropped
+
+    def last_leap_at_s(self) -> float:
+        """Return when the clock last leapt."""
+        return self._leapt_at_s
+
+    def note_leap(self, at_s: float) -> None:
+        """Remember that the clock leapt."""
+        self.probe()
+        self._leapt_at_s = at_s
 
     def drop_before(self, before_s: float) -> DroppedBatch:
         """Drop all that is known of jobs that ended before an instant, and older inputs and decisions."""

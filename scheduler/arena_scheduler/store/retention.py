@@ -24,6 +24,7 @@ ROWS_MAX = 2_000
 
 _DROPPED = "dropped"
 _GRIDS_LOOKED_AT = "grids_looked_at"
+_LEAPT_AT_S = "leapt_at_s"
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
@@ -31,6 +32,16 @@ def dropped(connection: Connection, identity: str) -> Dropped:
     """Return what has been dropped so far."""
     text = connection.scalar(select(META.c.value).where(META.c.key == _DROPPED))
     return Dropped(identity=identity, **json.loads(text)) if text is not None else Dropped(identity=identity)
+
+
+def last_leap_at_s(connection: Connection) -> float:
+    """Return when the clock last went on by so much between two starts that it is in doubt, 0 if it never did."""
+    return float(connection.scalar(select(META.c.value).where(META.c.key == _LEAPT_AT_S)) or 0.0)
+
+
+def note_leap(connection: Connection, at_s: float) -> None:
+    """Remember that the clock leapt to an instant."""
+    _put(connection, _LEAPT_AT_S, repr(at_s))
 
 
 def drop_before(connection: Connection, before_s: float, identity: str) -> DroppedBatch:

@@ -174,6 +174,24 @@ class SqliteStore:
         with self._reader_engine.begin() as connection:
             return retention.dropped(connection, self.identity)
 
+    def last_leap_at_s(self) -> float:
+        """Return when the clock last leapt, 0 if it never did."""
+        with self._reader_engine.begin() as connection:
+            return retention.last_leap_at_s(connection)
+
+    def note_leap(self, at_s: float) -> None:
+        """Remember that the clock leapt to an instant.
+
+        Raises:
+            ResourceExhaustedError: The disk is full.
+            UnavailableError: The database is busy or broken.
+        """
+        try:
+            with self._engine.begin() as connection:
+                retention.note_leap(connection, at_s)
+        except DATABASE_ERRORS as error:
+            raise translated(error, self.path) from error
+
     def drop_before(self, before_s: float) -> DroppedBatch:
         """Drop some of what is known of jobs that ended before an instant; see ``arena_scheduler.store.retention``.
 
