@@ -73,7 +73,7 @@ class Terms:
         if "earliest_end_s" in details:
             seconds = f"{float(details['earliest_end_s']) + 1:.0f}"
             first = f"{self.to_be('deadline_s', seconds)} or more, or "
-        elif details["cause"] == ReasonCode.DEADLINE_UNKNOWN:
+        elif details.get("cause") == ReasonCode.DEADLINE_UNKNOWN:
             first = f"{self.text('declare stop.steps or stop.time_limit_s')}, or "
         return f"{first}leave out {self.name(_STRICT)}"
 

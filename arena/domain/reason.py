@@ -53,6 +53,7 @@ class ReasonCode(StrEnum):
     DEADLINE_PASSED = "deadline_passed"
     DEADLINE_OPEN = "deadline_open"
     DEADLINE_UNKNOWN = "deadline_unknown"
+    DEADLINE_UNPLANNED = "deadline_unplanned"
     DEADLINE_TOO_SOON = "deadline_too_soon"
     DEADLINE_TAKEN = "deadline_taken"
     DEADLINE_BEHIND_PROMISES = "deadline_behind_promises"
@@ -149,6 +150,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "its deadline in {left_s:.0f} s is not promised: its length is not known "
         "(declare stop.steps or stop.time_limit_s)"
     ),
+    ReasonCode.DEADLINE_UNPLANNED: "its deadline in {left_s:.0f} s is not promised yet: it is still being planned",
     ReasonCode.DEADLINE_TOO_SOON: (
         "it takes {needed_s:.0f} s on {group}, the quickest it can be given (its start and a tenth to spare counted), "
         "and is due in {left_s:.0f} s"
@@ -261,7 +263,7 @@ class Reason:
             return f"{self.code.value.replace('_', ' ')} ({facts})" if facts else self.code.value
 
 
-_LED_BY_THE_DEADLINE = frozenset({ReasonCode.DEADLINE_OPEN, ReasonCode.DEADLINE_UNKNOWN})
+_LED_BY_THE_DEADLINE = frozenset({ReasonCode.DEADLINE_OPEN, ReasonCode.DEADLINE_UNKNOWN, ReasonCode.DEADLINE_UNPLANNED})
 
 
 def cause_of_refusal(one: Reason) -> str:

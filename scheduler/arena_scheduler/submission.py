@@ -267,16 +267,19 @@ class Submission:
     ) -> tuple[Grid | None, Reason | None]:
         """Return a job's grid; for one that may wait for better days as well that there is none, and why.
 
+        It is waited for as long as it takes where the answer decides whether the job is taken.
+
         Raises:
             ArenaError: No grid can be made, and the job may not wait.
         """
         if not allow_infeasible:
             return (await self._grids.get(spec, shape)).grid, None
+        assert spec.deadline_s is not None
         try:
-            async with asyncio.timeout(PLANNED_WITHIN_S):
+            async with asyncio.timeout(None if spec.is_deadline_strict else PLANNED_WITHIN_S):
                 return (await self._grids.get(spec, shape)).grid, None
         except TimeoutError:
-            return None, None
+            return None, reason(ReasonCode.DEADLINE_UNPLANNED, left_s=spec.deadline_s)
         except ArenaError as error:
             return None, reason(ReasonCode.INTERNAL_ERROR, error=error.message)
         except Exception as error:  # noqa: BLE001 - a fault of the planner's; the job itself gets the word once it is there

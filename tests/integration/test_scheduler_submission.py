@@ -18,6 +18,7 @@ from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError
 from arena.policies.base import Admission
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
+from arena_scheduler import submission as submission_module
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.grids import Built
 from arena_scheduler.outputs import Outputs
@@ -253,11 +254,11 @@ class Failing:
     [
         (UserError("no model of that name"), "internal error while it was evaluated: no model of that name"),
         (ValueError("of the planner's own"), "internal error while it was evaluated: ValueError"),
-        (None, None),
+        (None, "its deadline in 1000 s is not promised yet: it is still being planned"),
     ],
 )
 async def test_a_job_that_may_wait_for_a_cluster_is_taken_with_its_deadline_where_no_grid_can_be_made(
-    tmp_path: Path, error: Exception | None, why: str | None
+    tmp_path: Path, error: Exception | None, why: str
 ) -> None:
     source = Failing(error)
     spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0)
@@ -271,13 +272,29 @@ async def test_a_job_that_may_wait_for_a_cluster_is_taken_with_its_deadline_wher
             for found in (tried, taken):
                 assert found.deadline is not None
                 assert not found.deadline.is_promised
-                assert str(found.deadline.cause).startswith(str(why))
+                assert str(found.deadline.cause).startswith(why)
+            source.is_over.set()
             strict = spec.model_copy(update={"is_deadline_strict": True})
             with pytest.raises(RefusedError, match="cannot be promised"):
                 await submission.submit(strict, ANN, "second", allow_infeasible=True)
-            source.is_over.set()
     finally:
         source.is_over.set()
+
+
+async def test_a_strict_deadline_is_answered_by_its_grid_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission_module, "PLANNED_WITHIN_S", 0.0)
+    spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0)
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1"))
+        await agent.next_of("verdict")
+        wish = await promising(cluster).try_out(spec, ANN, allow_infeasible=True)
+        strict = spec.model_copy(update={"is_deadline_strict": True, "name": "strict"})
+        found = await promising(cluster).try_out(strict, ANN, allow_infeasible=True)
+    assert wish.deadline is not None
+    assert found.deadline is not None
+    assert (wish.deadline.is_promised, found.deadline.is_promised) == (False, True)
 
 
 async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Path) -> None:
