@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import sys
 import threading
@@ -10,25 +9,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from arena.cli.children import Child, death, end, ended_text, started
-from arena.cli.ports import PortRange
+from arena.cli.ports import PortRange, usual_port
 from arena.cli.settings import user_name
+from arena.cli.up_files import UpFiles
 from arena.cli.up_jobs import POLL_S, hold_all, release_held, wait_until_served
-from arena.cli.up_locks import holder
+from arena.cli.up_orphans import SCHEDULER, end_orphans, kill_ranks, orphans
 from arena.client import ArenaClient, ClientSettings
 from arena.errors import ArenaError, UnavailableError
-
-if TYPE_CHECKING:
-    from arena_agent.procfs import ProcessEntry
 
 START_LIMIT_S = 60.0
 RESTARTS_MAX = 5
 """How often in a row the scheduler, and each agent, is started again where it has ended by itself."""
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
-SCHEDULER = "scheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +32,7 @@ class UpPlan:
 
     Args:
         directory: Holds everything: database, checkpoints, results, logs, the agents' directories.
-        port: Of the scheduler; 0 takes a free one.
+        port: Of the scheduler; 0 takes a free one, None the usual one where that is free.
         policy_options: Of the policy, each ``NAME=NUMBER``.
         tenants: File of guaranteed shares.
     """
@@ -47,38 +42,14 @@ class UpPlan:
     gpus_per_agent: int
     gpu_type: str
     policy: str
-    port: int
+    port: int | None
     policy_options: tuple[str, ...] = ()
     tenants: Path | None = None
 
     @property
-    def address_file(self) -> Path:
-        """Where the scheduler writes its address once it serves."""
-        return self.directory / "address"
-
-    @property
-    def ports_file(self) -> Path:
-        """The ports on which ranks meet."""
-        return self.directory / "ports"
-
-    @property
-    def lock(self) -> Path:
-        """Held while ``arena up`` runs on this directory; holds its pid."""
-        return self.directory / "up.pid"
-
-    @property
-    def ready_file(self) -> Path:
-        """Says which process's ``arena up`` has all its nodes, and where it serves: ``PID ADDRESS``."""
-        return self.directory / "up.ready"
-
-    @property
-    def held_file(self) -> Path:
-        """Jobs that were held when it was stopped, to be released when it starts again."""
-        return self.directory / "held-by-up"
-
-    def agent_directory(self, index: int) -> Path:
-        """Return the state directory of an agent, counted from 0."""
-        return self.directory / f"node-{index + 1}"
+    def files(self) -> UpFiles:
+        """Names of the files that it writes."""
+        return UpFiles(directory=self.directory)
 
     def policy_words(self) -> list[object]:
         """Return the words of a command line that choose the policy and what it keeps to."""
@@ -89,7 +60,7 @@ class UpPlan:
         """Return the command of the scheduler."""
         words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", port, *self.policy_words()]
         words += ["--restart", RESTART_S]
-        words += ["--db", self.directory / "scheduler.db", "--address-file", self.address_file]
+        words += ["--db", self.files.database, "--address-file", self.files.address]
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
         return arena_argv(words)
 
@@ -98,7 +69,7 @@ class UpPlan:
         words: list[object] = ["agent", "--node-id", f"node-{index + 1}", "--scheduler", address]
         words += ["--virtual-gpus", self.gpus_per_agent, "--gpu-type", self.gpu_type, "--address", "127.0.0.1"]
         words += ["--ports", ports.part(index, self.agents), "--place", self.directory / "checkpoints"]
-        return arena_argv([*words, "--state-dir", self.agent_directory(index)])
+        return arena_argv([*words, "--state-dir", self.files.agent(index)])
 
 
 def arena_argv(words: Sequence[object]) -> list[str]:
@@ -119,21 +90,34 @@ class LocalCluster:
     address: str = ""
     children: list[Child] = field(default_factory=list)
 
+    def take_over(self) -> str:
+        """End what an ``arena up`` that was killed left running here, and say what that was; the jobs go on.
+
+        Agents that are started again go on with their ranks; those of agents that are not end here.
+        """
+        left = orphans(self.plan.files)
+        end_orphans(left)
+        kept = {self.plan.files.agent(index) for index in range(self.plan.agents)}
+        kill_ranks([directory for directory in self.plan.files.agents() if directory not in kept])
+        named = ", ".join(orphan.name for orphan in left)
+        return f"ended {named}, left by an `arena up` that was killed; they start again, jobs go on" if left else ""
+
     def start(self, stopping: threading.Event) -> None:
         """Start the scheduler, then the agents, and wait until all nodes are registered."""
         plan = self.plan
-        plan.address_file.unlink(missing_ok=True)
-        scheduler = self._start(SCHEDULER, plan.scheduler_argv(plan.port))
-        self._wait_for(plan.address_file.exists, "the scheduler to serve", stopping)
+        plan.files.address.unlink(missing_ok=True)
+        port = plan.port if plan.port is not None else usual_port() or 0
+        scheduler = self._start(SCHEDULER, plan.scheduler_argv(port))
+        self._wait_for(plan.files.address.exists, "the scheduler to serve", stopping)
         if stopping.is_set():
             return
-        self.address = plan.address_file.read_text().strip()
+        self.address = plan.files.address.read_text().strip()
         scheduler.argv = plan.scheduler_argv(int(self.address.rpartition(":")[2]))  # the same one, whenever it restarts
         for index in range(plan.agents):
             self._start(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
         with self.client() as client:
             self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
-            release_held(client, plan.held_file)
+            release_held(client, plan.files.held)
 
     def client(self) -> ArenaClient:
         """Return a client of this cluster's scheduler, as its own user."""
@@ -154,7 +138,7 @@ class LocalCluster:
                 if child.name == SCHEDULER:
                     raise death(child, f"after {RESTARTS_MAX} restarts")
                 child.is_left_out = True
-                _kill_leftovers([self.plan.directory / child.name])
+                kill_ranks([self.plan.directory / child.name])
                 yield f"{ended_text(child)}; left out after {RESTARTS_MAX} restarts, the rest goes on; see {child.log}"
                 continue
             if child.due_at_s is None:
@@ -182,7 +166,7 @@ class LocalCluster:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             agents = [child for child in self.children if child.name != SCHEDULER]
             end(agents)
-            _kill_leftovers([self.plan.directory / child.name for child in agents])
+            kill_ranks([self.plan.directory / child.name for child in agents])
             end([child for child in self.children if child.name == SCHEDULER])
 
     def _hold_jobs(self) -> None:
@@ -200,7 +184,7 @@ class LocalCluster:
                 child.start_again()
         with self.client() as client:
             wait_until_served(client, self._check_scheduler)
-            hold_all(client, self.plan.held_file)
+            hold_all(client, self.plan.files.held)
 
     def _check_scheduler(self, restarts_min: int = 0) -> None:
         """Raise what the scheduler ended of, if it has and was started again so often."""
@@ -226,20 +210,3 @@ class LocalCluster:
 def _connected_count(client: ArenaClient) -> int:
     """Count the nodes whose agents are here, whatever state they were left in (drained, quarantined)."""
     return sum(node.connected for node in client.nodes())
-
-
-def _kill_leftovers(agent_directories: Sequence[Path]) -> None:
-    """Kill ranks that outlived their agents, until there are none; only those that carry an agent's mark.
-
-    Those of an agent that lives, whoever started it, go on: a start that it refused is no reason to end its jobs.
-    """
-    from arena_agent.files import StateFiles
-    from arena_agent.processes import kill_until_gone, marked_attempts
-
-    left = [directory for directory in agent_directories if holder(StateFiles(directory=directory).lock) is None]
-    marks = [str(directory.resolve()) for directory in left]
-
-    def living() -> list[ProcessEntry]:
-        return [entry for mark in marks for entries in marked_attempts(mark).values() for entry in entries]
-
-    asyncio.run(kill_until_gone(living))

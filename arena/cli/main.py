@@ -28,7 +28,7 @@ _INTERRUPT_AGAIN_S = 1.0
 # name: (module, attribute, what `arena --help` says). Modules are imported when their command runs.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "up": ("up", "up", "Start a scheduler and agents here, for trying out."),
-    "down": ("up", "down", "Stop what `arena up --detach` started."),
+    "down": ("down", "down", "Stop what `arena up --detach` started."),
     "scheduler": ("services", "scheduler", "Run the scheduler."),
     "agent": ("services", "agent", "Run the agent of this node."),
     "submit": ("submit", "submit", "Submit a job: a YAML file, or a command with --gpus."),

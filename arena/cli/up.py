@@ -1,4 +1,4 @@
-"""``arena up`` and ``arena down``: a scheduler and agents on this machine, for trying out."""
+"""``arena up``: a scheduler and agents on this machine, for trying out."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from typing import IO, Any
 import click
 
 from arena.cli.app import App, command
-from arena.cli.children import END_LIMIT_S, Child, ended_text
+from arena.cli.children import Child, ended_text
 from arena.cli.local import START_LIMIT_S, LocalCluster, UpPlan, arena_argv
 from arena.cli.policy_choice import number_option, policy_flags
-from arena.cli.ports import held_ports, usual_port
+from arena.cli.ports import held_ports
 from arena.cli.quoting import quoted
 from arena.cli.services import state_home
-from arena.cli.up_jobs import HOLD_LIMIT_S, POLL_S, SERVE_LIMIT_S
-from arena.cli.up_locks import holder
+from arena.cli.up_files import holder, runs_already, up_lock
+from arena.cli.up_jobs import POLL_S
 from arena.cli.up_places import Place, known_place, start_ticks
 from arena.cli.whole_files import write_whole
 from arena.client import DEFAULT_ADDRESS
 from arena.domain.cluster import ClusterShape, NodePool
-from arena.errors import AlreadyRunningError, NotFoundError, UnavailableError
+from arena.errors import UnavailableError
 from arena.planner.tenantfile import check_guarantees
 from arena.policies.registry import make_policy
 from arena.units import format_count
@@ -71,17 +71,19 @@ def up(app: App, detach: bool, **options: Any) -> int:
     plan.directory.mkdir(parents=True, exist_ok=True)
     if detach:
         return _detach(app, plan)
-    with _lock(plan), _stop_signals() as stopping, held_ports(plan.agents) as ports:
+    with up_lock(plan.files), _stop_signals() as stopping, held_ports(plan.agents) as ports:
         cluster = LocalCluster(plan, ports)
+        if said := cluster.take_over():
+            _warn(said)
         try:
-            plan.ready_file.unlink(missing_ok=True)
-            plan.ports_file.write_text(f"{ports}\n")
+            plan.files.ready.unlink(missing_ok=True)
+            plan.files.ports.write_text(f"{ports}\n")
             cluster.start(stopping)
             if stopping.is_set():
                 return 0
             with known_place(_place(plan, cluster.address)):
                 ready = f"{os.getpid()} {cluster.address}\n"
-                write_whole(plan.ready_file, ready.encode(), fix="give another --dir")
+                write_whole(plan.files.ready, ready.encode(), fix="give another --dir")
                 _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
                 _watch(cluster, stopping)
             return 0
@@ -96,11 +98,8 @@ def _place(plan: UpPlan, address: str) -> Place:
 
 def _plan(options: dict[str, Any]) -> UpPlan:
     directory = options.pop("directory") or state_home() / "up"
-    port = options.pop("port")
-    if port is None:  # whoever says which one means that one
-        port = usual_port() or 0
     tenants: Path | None = options.pop("tenants")
-    return UpPlan(directory=directory.absolute(), port=port, tenants=tenants and tenants.absolute(), **options)
+    return UpPlan(directory=directory.absolute(), tenants=tenants and tenants.absolute(), **options)
 
 
 def _check_tenants(plan: UpPlan) -> None:
@@ -110,24 +109,6 @@ def _check_tenants(plan: UpPlan) -> None:
     pool = NodePool(gpu_type=plan.gpu_type, zone="default", gpus_per_node=plan.gpus_per_agent, node_count=plan.agents)
     tenants = tenants_from_file(plan.tenants, plan.policy)
     check_guarantees(tenants, ClusterShape(pools=(pool,)), source=str(plan.tenants))
-
-
-@contextmanager
-def _lock(plan: UpPlan) -> Iterator[None]:
-    with plan.lock.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _runs_already(plan) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
-def _runs_already(plan: UpPlan) -> AlreadyRunningError:
-    fix = "stop it with `arena down`, or give another --dir"
-    return AlreadyRunningError(f"`arena up` runs on {plan.directory} already, or is being started there", fix=fix)
 
 
 @contextmanager
@@ -153,12 +134,16 @@ def _watch(cluster: LocalCluster, stopping: threading.Event) -> None:
     """Mend the cluster until it is to stop, and tell the terminal (or the log) what had to be mended."""
     while not stopping.wait(POLL_S):
         for said in cluster.mend():
-            click.echo(f"{time.strftime('%H:%M:%S')}  {said}", err=True)
+            _warn(said)
+
+
+def _warn(said: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')}  {said}", err=True)
 
 
 def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached: bool = False) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
-    ports = plan.ports_file.read_text().strip()
+    ports = plan.files.ports.read_text().strip()
     if app.out.json_mode:
         app.out.document(address=address, directory=str(plan.directory), agents=plan.agents, ports=ports)
         return
@@ -174,11 +159,10 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached
 
 def _detach(app: App, plan: UpPlan) -> int:
     """Start ``arena up`` in the background and return once its nodes are ready."""
-    log = plan.directory / "up.log"
     argv = arena_argv(_up_words(plan))
-    with _own_log(plan, log) as file:
+    with _own_log(plan) as file:
         background = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-    address = _ready_address(Child("`arena up`", argv, background, log), plan)
+    address = _ready_address(Child("`arena up`", argv, background, plan.files.log), plan)
     # It goes on without us; nobody is to wait for it.
     background.returncode = 0
     down = f"arena down --dir {quoted(str(plan.directory))}"
@@ -188,17 +172,17 @@ def _detach(app: App, plan: UpPlan) -> int:
 
 
 @contextmanager
-def _own_log(plan: UpPlan, log: Path) -> Iterator[IO[bytes]]:
+def _own_log(plan: UpPlan) -> Iterator[IO[bytes]]:
     """Take the log that one in the background writes, which holds its lock from now on; refuse where another has it."""
-    with log.open("ab") as file:
+    with plan.files.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _runs_already(plan) from None
-        if holder(plan.lock) is not None:
-            raise _runs_already(plan)
+            raise runs_already(plan.files) from None
+        if holder(plan.files.lock) is not None:
+            raise runs_already(plan.files)
         file.truncate(0)
-        plan.ready_file.unlink(missing_ok=True)
+        plan.files.ready.unlink(missing_ok=True)
         yield file
 
 
@@ -211,7 +195,7 @@ def _ready_address(background: Child, plan: UpPlan) -> str:
     deadline_s = time.monotonic() + _READY_LIMIT_S
     while background.process.poll() is None:
         with contextlib.suppress(FileNotFoundError):
-            pid, address = plan.ready_file.read_text().split()
+            pid, address = plan.files.ready.read_text().split()
             if int(pid) == background.process.pid:
                 return address
         if time.monotonic() > deadline_s:
@@ -224,52 +208,6 @@ def _ready_address(background: Child, plan: UpPlan) -> str:
 
 def _up_words(plan: UpPlan) -> list[object]:
     words: list[object] = ["up", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
-    words += ["--gpu-type", plan.gpu_type, "--port", plan.port, "--dir", plan.directory]
+    words += ["--gpu-type", plan.gpu_type, "--dir", plan.directory]
+    words += [] if plan.port is None else ["--port", plan.port]
     return [*words, *plan.policy_words()]
-
-
-@command(asks_scheduler=False, short_help="Stop what `arena up` started.")
-@click.option("--dir", "directory", type=_DIRECTORY, help="That of `arena up`.  [default: up in the state directory]")
-def down(app: App, directory: Path | None) -> None:
-    """Stop what `arena up --detach` started: jobs are saved and held, then everything ends."""
-    lock = (directory or state_home() / "up") / "up.pid"
-    try:
-        file = lock.open("r+")
-    except OSError as error:
-        raise NotFoundError(f"`arena up` never ran on {lock.parent}", why=str(error.strerror)) from error
-    with file:
-        if _is_free(file):
-            raise NotFoundError(f"nothing runs on {lock.parent}")
-        # The lock is held, so the pid in it is that of its living holder.
-        pid = int(file.read().strip())
-        started_ticks = start_ticks(pid)
-        log = lock.with_name("up.log")
-        told_bytes = log.stat().st_size if log.exists() else 0
-        os.kill(pid, signal.SIGTERM)
-        deadline_s = time.monotonic() + SERVE_LIMIT_S + HOLD_LIMIT_S + 3 * END_LIMIT_S
-        # It lets go of its lock a moment before it has ended.
-        while not _is_free(file) or (started_ticks and start_ticks(pid) == started_ticks):
-            if time.monotonic() > deadline_s:
-                raise UnavailableError("it does not end", fix=f"see {log}")
-            time.sleep(POLL_S)
-    _tell_rest(log, told_bytes)
-    if app.out.json_mode:
-        app.out.document(stopped=str(lock.parent))
-    else:
-        app.out.line(f"stopped {lock.parent}")
-
-
-def _tell_rest(log: Path, told_bytes: int) -> None:
-    """Tell what was said in a log from some byte on: whether jobs could not be saved is for who stops them."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(told_bytes)
-        click.echo(file.read().decode(errors="replace"), nl=False, err=True)
-
-
-def _is_free(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return True

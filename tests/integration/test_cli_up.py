@@ -113,6 +113,32 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
     assert arena("down").returncode == 5
 
 
+def test_jobs_outlive_a_killed_up_and_the_next_one_or_a_down_ends_what_it_left(arena: Arena, tmp_path: Path) -> None:
+    words = ("up", "--detach", "--json", "--port", "0", "--gpus-per-agent", "1", "--agents")
+    document(arena(*words, "1"))
+    job_id = document(arena("submit", "--gpus", "1", "--json", "--", "sleep", "1000"))["job_id"]
+    assert arena("wait", job_id, "--for", "running", "--timeout", "90").returncode == 0
+
+    def killed() -> set[int]:
+        os.kill(int((tmp_path / "up" / "up.pid").read_text()), signal.SIGKILL)
+        return {pid for pid in processes_of(tmp_path / "up") if b"arena.cli.main" in command_of(pid)}
+
+    before = killed()
+    document(arena(*words, "2"))
+    said = "ended scheduler, node-1, left by an `arena up` that was killed; they start again, jobs go on"
+    assert said in (tmp_path / "up" / "up.log").read_text()
+    assert not before.intersection(processes_of(tmp_path / "up"))
+    detail = document(arena("job", job_id, "--json"))
+    assert (detail["job"]["state"], [attempt["epoch"] for attempt in detail["attempts"]]) == ("running", [1])
+
+    killed()
+    down = arena("down")
+    assert (down.returncode, down.stderr) == (0, "`arena up` was killed and left scheduler, node-1, node-2\n")
+    assert processes_of(tmp_path / "up") == []
+    assert (tmp_path / "up" / "held-by-up").read_text().split() == [job_id]
+    assert arena("down").returncode == 5
+
+
 def test_a_start_in_the_background_that_fails_says_why_and_of_two_at_once_one_starts(arena: Arena) -> None:
     words = ("up", "--detach", "--agents", "1", "--gpus-per-agent", "1", "--port")
     with socket.socket() as taken:
@@ -174,7 +200,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def test_a_stop_while_the_scheduler_is_away_holds_the_jobs_and_forgets_none_held_before(cluster: LocalCluster) -> None:
-    held_file = cluster.plan.held_file
+    held_file = cluster.plan.files.held
     cluster.start(threading.Event())
     with cluster.client() as client:
         before = client.submit(command_spec("before"), allow_infeasible=True).job_id
