@@ -5,6 +5,9 @@ leaves room before them. That is no exact search, and whoever was promised a dea
 though what is known changes a little each time. So where some find none, or one without slack, other ways are tried:
 these first; all that run where they are in time go on there; columns with many GPUs, which take the shortest time; as
 soon as possible; at last who finds none in turn takes the place of each of the others, which looks for another.
+
+What a job has is a block only from now on, and others cannot use it until then. So a late block with a start in it is
+looked for first, if there is time to be stopped before it.
 """
 
 from __future__ import annotations
