@@ -24,6 +24,8 @@ RESTARTS_MAX = 5
 """How often in a row the scheduler, and each agent, is started again where it has ended by itself."""
 RESTART_S = 3.0
 """What a restart costs on virtual GPUs: 2.1 to 3.0 s measured on 2 cores."""
+NODE_GRACE_S = 15.0
+"""Absence of an agent after which its jobs are started elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class UpPlan:
     def scheduler_argv(self, port: int) -> list[str]:
         """Return the command of the scheduler."""
         words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", port, *self.policy_words()]
-        words += ["--restart", RESTART_S]
+        words += ["--restart", RESTART_S, "--node-grace", NODE_GRACE_S]
         words += ["--db", self.files.database, "--address-file", self.files.address]
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
         return arena_argv(words)
@@ -142,10 +144,9 @@ class LocalCluster:
                 yield f"{ended_text(child)}; left out after {RESTARTS_MAX} restarts, the rest goes on; see {child.log}"
                 continue
             if child.due_at_s is None:
-                wait_s = 2.0**child.restarts - 1.0
+                wait_s = _pause_s(child.restarts)
                 child.due_at_s = time.monotonic() + wait_s
-                when = f" in {wait_s:.0f} s" if wait_s else ""
-                yield f"{ended_text(child)}; restart {child.restarts + 1} of at most {RESTARTS_MAX}{when}, jobs go on"
+                yield f"{ended_text(child)}; {_restart_text(child, wait_s)}"
             if time.monotonic() >= child.due_at_s:
                 child.start_again()
 
@@ -205,6 +206,22 @@ class LocalCluster:
             if time.monotonic() > deadline_s:
                 raise UnavailableError(f"gave up waiting for {what}", fix=f"see the logs in {self.plan.directory}")
             stopping.wait(POLL_S)
+
+
+def _pause_s(restarts: int) -> float:
+    return 2.0**restarts - 1.0
+
+
+def _restart_text(child: Child, wait_s: float) -> str:
+    """Return which restart comes and when; that jobs go on only where its node is back within its grace.
+
+    An agent that dies again and again may not have been back since its first death. Without a scheduler jobs go on
+    for as long as it takes.
+    """
+    away_s = sum(_pause_s(restarts) + RESTART_S for restarts in range(child.restarts + 1))
+    promise = ", jobs go on" if child.name == SCHEDULER or away_s < NODE_GRACE_S else ""
+    when = f" in {wait_s:.0f} s" if wait_s else ""
+    return f"restart {child.restarts + 1} of at most {RESTARTS_MAX}{when}{promise}"
 
 
 def _connected_count(client: ArenaClient) -> int:

@@ -59,8 +59,9 @@ def up(app: App, detach: bool, **options: Any) -> int:
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
 
     If the scheduler or an agent dies, this says so here (in DIR/up.log with --detach) with its exit code or signal, and
-    starts it again, at most five times in a row; jobs go on meanwhile. Then an agent is left out with what it runs, and
-    the rest goes on; without its scheduler everything ends, and commands that then find nobody at its address say why.
+    starts it again, at most five times in a row; jobs go on meanwhile, those of a node that is away for 15 s elsewhere.
+    Then an agent is left out with what it runs, and the rest goes on; without its scheduler everything ends,
+    and commands that then find nobody at its address say why. If this is itself killed, the next one takes jobs over.
 
     To have a node taken away, say in how many seconds and why: `echo 60 maintenance > DIR/node-1/notice`.
     """

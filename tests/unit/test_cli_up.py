@@ -71,14 +71,28 @@ def test_one_that_dies_again_waits_before_it_is_started(tmp_path: Path) -> None:
     child.restarts = 3
     cluster = cluster_of(child, tmp_path)
     first = child.process.pid
-    assert list(cluster.mend()) == [
-        "node-1 ended with exit code 1: no space left; restart 4 of at most 5 in 7 s, jobs go on"
-    ]
+    assert list(cluster.mend()) == ["node-1 ended with exit code 1: no space left; restart 4 of at most 5 in 7 s"]
     assert (list(cluster.mend()), child.process.pid) == ([], first)
     child.due_at_s = time.monotonic()
     assert list(cluster.mend()) == []
     assert child.process.pid != first
     child.process.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("name", "restarts", "promise"),
+    [
+        ("node-1", 2, "restart 3 of at most 5 in 3 s, jobs go on"),
+        ("node-1", 4, "restart 5 of at most 5 in 15 s"),
+        ("scheduler", 4, "restart 5 of at most 5 in 15 s, jobs go on"),
+    ],
+)
+def test_that_jobs_go_on_is_said_only_where_their_node_is_back_in_time(
+    tmp_path: Path, name: str, restarts: int, promise: str
+) -> None:
+    child = ended(name, KILLED, tmp_path)
+    child.restarts = restarts
+    assert list(cluster_of(child, tmp_path).mend()) == [f"{name} was killed by signal 9 (SIGKILL); {promise}"]
 
 
 def test_an_agent_that_dies_again_and_again_is_left_out_and_the_rest_goes_on(tmp_path: Path) -> None:
