@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from arena.domain.history import LengthHistory
@@ -116,6 +116,17 @@ def test_it_keeps_nobody_waiting_who_could_have_what_is_free(
 
 
 @settings(max_examples=100)
+@example(
+    came_s=[0.0, 0.0, 0.0, 1.0],
+    times_s=[
+        {("a", 1): 1.0},
+        {("a", 1): 1.0},
+        {("a", 1): 1.0, ("a", 2): 1.0, ("b", 1): 0.5},
+        {("a", 1): 0.5, ("b", 2): 4.0, ("b", 4): 1.0},
+    ],
+    ended=[],
+    restart_s=74.0,
+)
 @given(
     came_s=st.lists(st.floats(0.0, 9_000.0), min_size=1, max_size=4),
     times_s=st.lists(

@@ -154,7 +154,7 @@ class Problem:
     claims: Claims
 
 
-LEAST_SHARE = 1e-9
+LEAST_SHARE = 1e-4
 """Of a column's value so much is left to it, whatever it takes: nobody waits beside GPUs that nobody else can use."""
 
 
