@@ -112,6 +112,8 @@ def test_a_cancel_does_not_wait_for_a_save_that_its_node_leaves_time_for(cluster
     """A gate keeps the ranks from their checkpoint place; the node is there for half an hour."""
     job_id, gate = cluster.submit_gated(endless(checkpoint={"interval_steps": INTERVAL_STEPS}, grace_s=1.0))
     gate.let_pass_until(lambda: cluster.saved_step(f"{job_id}.1") >= INTERVAL_STEPS, "it has a checkpoint")
+    # As far as the scheduler knows, too: one that has made no step is stopped at once, and would go on elsewhere.
+    cluster.wait_entry(job_id, EntryKind.CHECKPOINT_SAVED)
     (name,) = cluster.entries(job_id, EntryKind.ATTEMPT_LAUNCHED)[0].data["nodes"]  # type: ignore[misc]
     # Within ten minutes a job leaves at once; so much longer than this test waits.
     notice_of(cluster.nodes[name]).write_text("590 the spot market has spoken")
