@@ -16,7 +16,7 @@ from arena.rpc.v1 import job_service_pb2 as pb
 from arena.rpc.views import DecisionView, TenantShare, job_view
 from tests.builders import command_spec, job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
@@ -29,12 +29,10 @@ def fake() -> Iterator[FakeScheduler]:
         yield server
 
 
-@pytest.fixture
-def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
-    """Runs command lines in a directory with a job file, in UTC, with the fake scheduler in the environment."""
+@pytest.fixture(autouse=True)
+def _job_file(asks_fake: None, tmp_path: Path) -> None:
+    """A job file lies where command lines run."""
     (tmp_path / "job.yaml").write_text(SPEC)
-    with in_utc_at(fake.address, tmp_path, monkeypatch):
-        yield arena
 
 
 def test_a_deadline_that_is_not_promised_says_what_is_in_the_way_and_when_it_could_be(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,22 +14,10 @@ from arena.domain.records import JobState, Wish
 from arena.errors import ArenaError, InfeasibleError, InternalError, PermissionDeniedError, ResourceExhaustedError
 from arena.rpc.views import DecidedJob, DecisionView
 from tests.builders import job_record, train_spec
-from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
-
-@pytest.fixture
-def fake() -> Iterator[FakeScheduler]:
-    with canned.served() as server:
-        yield server
-
-
-@pytest.fixture
-def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
-    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
-    with in_utc_at(fake.address, tmp_path, monkeypatch):
-        yield arena
+pytestmark = pytest.mark.usefixtures("asks_fake")
 
 
 def test_jobs_are_found_by_id_beginning_and_name(arena: Arena, fake: FakeScheduler) -> None:

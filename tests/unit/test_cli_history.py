@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,21 +11,10 @@ from arena.client import LogChunk
 from arena.domain.records import EntryKind, HistoryEntry, JobState
 from tests.builders import job_record
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
-
-@pytest.fixture
-def fake() -> Iterator[FakeScheduler]:
-    with canned.served() as server:
-        yield server
-
-
-@pytest.fixture
-def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
-    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
-    with in_utc_at(fake.address, tmp_path, monkeypatch):
-        yield arena
+pytestmark = pytest.mark.usefixtures("asks_fake")
 
 
 def test_events_are_lines_of_json(arena: Arena, fake: FakeScheduler) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,24 +19,14 @@ from arena.rpc.v1 import common_pb2
 from arena.rpc.views import GpuCounts
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
 ANSI = re.compile(r"\x1b\[")
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeScheduler]:
-    with canned.served() as server:
-        yield server
-
-
-@pytest.fixture
-def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
-    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
-    with in_utc_at(fake.address, tmp_path, monkeypatch):
-        yield arena
+pytestmark = pytest.mark.usefixtures("asks_fake")
 
 
 @pytest.mark.parametrize(

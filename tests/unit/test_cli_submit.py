@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,13 @@ from arena.domain.reason import ReasonCode, reason
 from arena.errors import RefusedError
 from arena.rpc import codec
 from arena.rpc.v1 import job_service_pb2 as job_pb
-from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena, in_utc_at
+from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 SPEC = "name: mine\ntrain:\n  model: {family: gpt, layers: 2, hidden: 8, heads: 2}\n  global_batch: 4\n"
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeScheduler]:
-    with canned.served() as server:
-        yield server
-
-
-@pytest.fixture
-def arena(arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Arena]:
-    """Runs command lines in an empty directory, in UTC, with the fake scheduler in the environment."""
-    with in_utc_at(fake.address, tmp_path, monkeypatch):
-        yield arena
+pytestmark = pytest.mark.usefixtures("asks_fake")
 
 
 def test_a_file_is_submitted_with_replacements(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
