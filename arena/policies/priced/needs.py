@@ -53,7 +53,7 @@ def room_of(snapshot: Snapshot, market: Market) -> Timetable:
     Of a row of whole nodes there is more when so many GPUs of one node are there together.
     """
     room, back = Timetable(snapshot.now_s, market.supply, _by_pool(market)), dict[float, Floats]()
-    for node_id, ends in _ends_by_node(snapshot, market).items():
+    for node_id, ends in ends_by_node(snapshot, market).items():
         known = snapshot.capacity.devices[node_id]
         chunks = [row.chunk if row.pool == known.pool else 0 for row in market.rows]
         there = len(known.free) - sum(count for _, count in ends)
@@ -72,7 +72,7 @@ def _by_pool(market: Market) -> list[Ints]:
     return [np.array([at for at, own in enumerate(pools) if own == pool]) for pool in sorted(set(pools))]
 
 
-def _ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
+def ends_by_node(snapshot: Snapshot, market: Market) -> dict[NodeId, list[tuple[float, int]]]:
     """Return when GPUs come back that cannot be had now, by usable node: (instant, count)."""
     competing = {contender.job_id for contender in market.contenders}
     outside = {contender.job_id for contender in market.outside}

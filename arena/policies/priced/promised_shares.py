@@ -17,6 +17,8 @@ from arena.domain.job import JobId
 from arena.policies.base import Snapshot
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market, Row
+from arena.policies.priced.needs import ends_by_node
+from arena.policies.priced.share_nodes import Holes, rows_of_shares
 from arena.policies.priced.timetable import Block, Timetable
 from arena.policies.priced.work_left import runs_until_s
 
@@ -40,7 +42,7 @@ def take_others(
         room: Without what jobs have that may not be stopped, until they end.
         blocks: What was promised before, by tenant: what is beyond a share is taken out as well.
     """
-    others = {name: _shares(snapshot, market, name) for name in snapshot.tenants if name != tenant}
+    others = _shares_of(snapshot, market, [name for name in sorted(snapshot.tenants) if name != tenant])
     for shares in others.values():
         for share, start_s, end_s in shares:
             room.take(share, start_s, end_s)
@@ -55,21 +57,36 @@ _Steps = Sequence[tuple[Floats, float, float]]
 """Amounts of each row, from when and until when."""
 
 
-def _shares(snapshot: Snapshot, market: Market, name: str) -> _Steps:
-    """Return what of a guarantee is not in use yet by jobs that may not be stopped, and could be wanted."""
-    ends = _lasting_ends(snapshot, market, name)
-    instants = [snapshot.now_s, *sorted({end_s for end_s, _ in ends if snapshot.now_s < end_s < math.inf}), math.inf]
-    guarantee, found = snapshot.tenants[name], []
+def _shares_of(snapshot: Snapshot, market: Market, names: Sequence[str]) -> Mapping[str, _Steps]:
+    """Return what of some guarantees is not in use yet by jobs that may not be stopped, and could be wanted."""
+    ends = {name: _lasting_ends(snapshot, market, name) for name in names}
+    back = ends_by_node(snapshot, market)
+    changes_s = {end_s for own in ends.values() for end_s, _ in own}
+    changes_s |= {back_s for own in back.values() for back_s, _ in own}
+    instants = [snapshot.now_s, *sorted(at_s for at_s in changes_s if snapshot.now_s < at_s < math.inf), math.inf]
+    holes, found = Holes(snapshot.capacity, back), {name: list[tuple[Floats, float, float]]() for name in names}
     for start_s, end_s in pairwise(instants):
-        held = [counts for ends_at_s, counts in ends if ends_at_s > start_s]
-        of_type = {
-            gpu_type: (guarantee.gpu_count - sum(sum(counts.values()) for counts in held))
-            if guarantee.is_of_any_type
-            else guarantee.of(gpu_type) - sum(counts.get(gpu_type, 0) for counts in held)
-            for gpu_type in {row.pool[0] for row in market.rows}
-        }
-        found.append((_rows_of(market.rows, of_type), start_s, end_s))
+        left = {name: _left(snapshot, market.rows, name, ends[name], start_s) for name in names}
+        for name, share in rows_of_shares(market.rows, left, holes.at(start_s)).items():
+            steps = found[name]
+            if steps and (steps[-1][0] == share).all():
+                steps[-1] = (share, steps[-1][1], end_s)
+            else:
+                steps.append((share, start_s, end_s))
     return found
+
+
+def _left(
+    snapshot: Snapshot, rows: Sequence[Row], name: str, ends: Sequence[tuple[float, Mapping[str, int]]], at_s: float
+) -> dict[str, int]:
+    """Return what is left of a guarantee at an instant beside what is in use of it, by GPU type."""
+    guarantee, held = snapshot.tenants[name], [counts for ends_at_s, counts in ends if ends_at_s > at_s]
+    types = {row.pool[0] for row in rows}
+    if guarantee.is_of_any_type:
+        return dict.fromkeys(types, max(guarantee.gpu_count - sum(sum(counts.values()) for counts in held), 0))
+    return {
+        gpu_type: max(guarantee.of(gpu_type) - sum(counts.get(gpu_type, 0) for counts in held), 0) for gpu_type in types
+    }
 
 
 def _lasting_ends(snapshot: Snapshot, market: Market, name: str) -> list[tuple[float, dict[str, int]]]:
@@ -84,22 +101,6 @@ def _lasting_ends(snapshot: Snapshot, market: Market, name: str) -> list[tuple[f
             counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpu_count
         found.append((math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s), counts))
     return found
-
-
-def _rows_of(rows: Sequence[Row], count_of_type: Mapping[str, int]) -> Floats:
-    """Return what so many GPUs of each type take of each row, together on as few nodes as they can be."""
-    size = {row.pool: max(other.chunk for other in rows if other.pool == row.pool) for row in rows}
-    return np.array(
-        [_taken(row.chunk, size[row.pool], max(count_of_type.get(row.pool[0], 0), 0)) for row in rows],
-        dtype=np.float64,
-    )
-
-
-def _taken(chunk: int, size: int, count: int) -> int:
-    """Return by how much less of a row there is when so many GPUs are taken, node by node."""
-    full, rest = divmod(count, size)
-    whole = size // chunk * chunk
-    return full * whole + whole - (size - rest) // chunk * chunk
 
 
 def _beyond(shares: _Steps, blocks: Sequence[Block], row_count: int) -> Iterator[tuple[Floats, float, float]]:
