@@ -6,7 +6,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from arena.policies.base import Decision, Policy, Snapshot
+from arena.policies.base import Decision, Policy, ServingWaiting, Snapshot
 
 
 @dataclass(slots=True)
@@ -26,6 +26,11 @@ class TimedPolicy:
     def version(self) -> str:
         """The inner policy's."""
         return self.inner.version
+
+    @property
+    def serves_waiting_only(self) -> bool:
+        """The inner policy's."""
+        return isinstance(self.inner, ServingWaiting) and self.inner.serves_waiting_only
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Ask the inner policy and take the time."""

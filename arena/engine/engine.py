@@ -36,12 +36,12 @@ from arena.domain.replacing import replace
 from arena.engine import attempts, deadlines, jobs, nodes, reports
 from arena.engine.admission import admission_of_new, admit
 from arena.engine.config import EngineConfig
-from arena.engine.decide import decide, explanation
+from arena.engine.decide import decide, explanation, rest
 from arena.engine.draft import Draft
 from arena.engine.node_state import settle_node
 from arena.engine.ports import Restored, Step
 from arena.engine.state import ClusterState, reasons_of, restored_state
-from arena.policies.base import Admission, Policy
+from arena.policies.base import Admission, Policy, ServingWaiting
 
 Deadline = tuple[float, str, str]
 """Instant, kind of record (``job``, ``attempt``, ``node``), id."""
@@ -59,6 +59,7 @@ class Engine:
     def __init__(self, policy: Policy, config: EngineConfig, restored: Restored | None = None) -> None:
         self.policy = policy
         self.config = config
+        self._serves_waiting_only = isinstance(policy, ServingWaiting) and policy.serves_waiting_only
         self._deadlines: list[Deadline] = []
         self._scheduled: set[Deadline] = set()
         self._state = ClusterState(restart_s=config.restart_s)
@@ -123,8 +124,11 @@ class Engine:
         self._apply(draft, event)
         if draft.state.shape_dirty_at_s is not None and self.config.shape_settle_s <= 0:
             nodes.settle_shape(draft)
-        if draft.state.decision_due and self._is_to_decide(draft, event):
-            decide(draft, self.policy)
+        if draft.state.decision_due:
+            if self._serves_waiting_only and not draft.state.queue:
+                rest(draft)
+            elif self._is_to_decide(draft, event):
+                decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
         return step

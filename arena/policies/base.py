@@ -144,6 +144,16 @@ class Admitting(Protocol):
         ...
 
 
+@runtime_checkable
+class ServingWaiting(Protocol):
+    """A policy that may change what runs only for the sake of jobs that wait."""
+
+    @property
+    def serves_waiting_only(self) -> bool:
+        """Whether it does so: while no job waits there is nothing to ask it."""
+        ...
+
+
 class Policy(Protocol):
     """A pure function of a snapshot."""
 

@@ -33,6 +33,7 @@ class EasyBackfill:
 
     name: str = "fcfs-easy"
     version: str = "2"
+    serves_waiting_only: bool = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Start jobs from the head of the queue; behind the first that does not fit, those that do not delay it."""

@@ -22,6 +22,7 @@ class FirstComeFirstServed:
 
     name: str = "fcfs"
     version: str = "1"
+    serves_waiting_only: bool = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Start jobs from the head of the queue until one does not fit."""

@@ -22,6 +22,7 @@ class ShortestRemainingTimeFirst:
 
     name: str = "srtf"
     version: str = "2"
+    serves_waiting_only: bool = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Give devices by remaining time."""

@@ -30,6 +30,7 @@ class Tiresias:
     second_gpu_s: float = 36_000.0
     name: str = "tiresias"
     version: str = "2"
+    serves_waiting_only: bool = True
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Give devices by attained service, and look again when the next running job falls into another queue."""

@@ -14,7 +14,7 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.launch import DeviceId
 from arena.domain.parallel import ParallelPlan
-from arena.policies.base import Decision, Holding, Snapshot
+from arena.policies.base import Decision, Holding, ServingWaiting, Snapshot
 from arena.policies.registry import make_policy, policy_names
 from tests.builders import allocation_on, cell, command_spec, grid_of, node_info, snapshot_of, train_spec
 
@@ -131,6 +131,25 @@ def test_no_device_is_given_twice_and_none_that_somebody_keeps(name: str, case: 
     for choice in decision.choices.values():
         assert choice is None or choice.allocation.device_ids <= usable
     assert max(given_out.values(), default=0) <= 1
+
+
+SERVING_WAITING = tuple(
+    name
+    for name in policy_names()
+    if isinstance(policy := make_policy(name), ServingWaiting) and policy.serves_waiting_only
+)
+
+
+@pytest.mark.parametrize("name", SERVING_WAITING)
+@sized
+@given(case=snapshots())
+def test_who_serves_waiting_jobs_only_has_nothing_to_say_while_none_waits(
+    name: str, case: tuple[list[NodeInfo], Snapshot]
+):
+    _, snapshot = case
+    running = {job_id: snapshot.jobs[job_id] for job_id in snapshot.holding}
+    quiet = replace(snapshot, waiting=(), jobs=running)
+    assert make_policy(name).decide(quiet) == Decision()
 
 
 def forgotten(snapshot: Snapshot, decision: Decision) -> set[JobId]:

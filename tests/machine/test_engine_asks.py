@@ -1,0 +1,58 @@
+"""When the engine asks its policy: never for nothing, and never less than it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from arena.domain.commands import Command
+from arena.domain.events import JobSubmitted, NodeRegistered
+from arena.domain.job import JobId
+from arena.engine.config import EngineConfig
+from arena.policies.base import Decision, Policy, Snapshot
+from arena.policies.registry import make_policy
+from arena.sim.run import Simulation
+from tests.builders import command_spec, node_info
+from tests.fakes.grids import PowerLawGrids
+
+
+@dataclass
+class Asked:
+    """A policy that keeps what it was shown."""
+
+    inner: Policy
+    serves_waiting_only: bool
+    snapshots: list[Snapshot] = field(default_factory=list)
+    name: str = "asked"
+    version: str = "1"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.snapshots.append(snapshot)
+        return self.inner.decide(snapshot)
+
+
+def run_through(policy: Policy, decide_after_s: float | None) -> list[tuple[float, Command]]:
+    """Six jobs, of which some find the cluster full and others find it empty; what was commanded, and when."""
+    sim = Simulation(
+        policy=policy,
+        grids=PowerLawGrids(),
+        config=EngineConfig(shape_settle_s=0.0, decide_after_s=decide_after_s),
+        check=True,
+    )
+    sim.at(0.0, NodeRegistered(info=node_info("n1", gpus=4)))
+    for index, at_s in enumerate((1.0, 2.0, 3.0, 150.0, 400.0, 401.0)):
+        spec = command_spec(f"j{index}", count=2, stop={"time_limit_s": 100.0})
+        sim.at(at_s, JobSubmitted(job_id=JobId(f"j{index}"), spec=spec, user="ann", request_id=f"r{index}"))
+    sim.run()
+    assert len(sim.ended) == 6
+    return [(step.at_s, command) for step in sim.steps for command in step.commands]
+
+
+@pytest.mark.parametrize("decide_after_s", [None, 0.0])
+@pytest.mark.parametrize("name", ["fcfs", "fcfs-easy", "srtf", "tiresias"])
+def test_who_serves_waiting_jobs_only_is_not_asked_while_none_waits(name: str, decide_after_s: float | None) -> None:
+    never_idle, always = (Asked(make_policy(name), serves_waiting_only=told) for told in (True, False))
+    assert run_through(never_idle, decide_after_s) == run_through(always, decide_after_s)
+    assert all(snapshot.waiting for snapshot in never_idle.snapshots)
+    assert 0 < len(never_idle.snapshots) < len(always.snapshots)
