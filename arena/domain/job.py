@@ -422,7 +422,8 @@ class JobSpec(Model):
         deadline_s: Wished end, in seconds after submission.
         is_deadline_strict: Whether the job is refused unless its deadline can be promised.
         budget_usd: Most the job may cost: it is stopped so long before that its grace is paid for, unless it is about
-            to end by itself; half of what is left is kept for that at most. What a stop takes beyond that costs more.
+            to end by itself; half of what is left is kept for that at most, and of a program, which saves nothing, a
+            second. What a stop takes beyond that costs more.
         preemptible: Whether the job may be stopped in favour of others.
         grace_s: Seconds between the request to stop and the kill.
         stall_timeout_s: No progress for so long is reported as a stall; None leaves it to a multiple of the

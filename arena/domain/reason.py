@@ -191,8 +191,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "beyond their shares: {borrowers}"
     ),
     ReasonCode.BUDGET_SPENT: (
-        "it was stopped at {spent_usd:.6g} USD: what is left of its budget of {budget_usd:.6g} USD is for saving, "
-        "which may take its grace"
+        "it was stopped at {spent_usd:.6g} USD: what is left of its budget of {budget_usd:.6g} USD is for its stop, "
+        "in which a training job saves"
     ),
     ReasonCode.BUDGET_TOO_SMALL: (
         "{left_usd:.6g} USD of its budget are left; its cheapest way to the end, {group}, is estimated to cost "

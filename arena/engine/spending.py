@@ -11,6 +11,9 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.reason import ReasonCode
 from arena.domain.records import AttemptRecord, JobRecord, Wish
 
+PROGRAM_STOP_S = 1.0
+"""So long a program that does as it is asked takes at most to stop, until its agent has seen it gone."""
+
 
 def usd_per_s(group: GpuGroup, usd_per_hour: Mapping[str, float]) -> float:
     """Return what a second of a group costs; types without a price cost nothing."""
@@ -50,7 +53,8 @@ def saved_from_s(
     """Return when an attempt is to be stopped so that its job saves within its budget, None where that is never.
 
     Saving may take the job's grace; no more than half of the time that is paid for is kept for it, or a small budget
-    would buy nothing else. One that ends by itself in time needs none of it.
+    would buy nothing else. One that ends by itself in time needs none of it. A program starts anew whatever it is
+    given to save in, so all but the usual time of its stop is its own; one that takes its grace to stop costs more.
 
     Args:
         ends_at_s: When the attempt is expected to end by itself, infinity where nobody can tell.
@@ -58,4 +62,5 @@ def saved_from_s(
     spent_s = spent_at_s(job, attempt, usd_per_hour)
     if spent_s is None or ends_at_s <= spent_s:
         return spent_s
-    return max(spent_s - job.spec.grace_s, (attempt.launched_at_s + spent_s) / 2.0)
+    stop_s = job.spec.grace_s if job.spec.keeps_checkpoints else min(PROGRAM_STOP_S, job.spec.grace_s)
+    return max(spent_s - stop_s, (attempt.launched_at_s + spent_s) / 2.0)

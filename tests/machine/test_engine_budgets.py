@@ -19,9 +19,10 @@ from arena.domain.reason import ReasonCode
 from arena.domain.records import AttemptState, EndKind, EntryKind, JobState, NodeEnd, Wish
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
+from arena.engine.spending import PROGRAM_STOP_S
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
-from tests.builders import node_info, train_spec
+from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
 
 A = JobId("a")
@@ -54,6 +55,22 @@ def test_who_has_spent_its_budget_is_saved_and_held_until_it_is_cancelled(policy
     assert sim.engine.state.jobs[A].state is JobState.HELD
     sim.engine.handle(JobWishChanged(job_id=A, wish="cancel", by="ann"), 1_101.0)
     assert A not in sim.engine.state.jobs
+
+
+@pytest.mark.parametrize("grace_s", [0.5, 30.0, 600.0])
+@pytest.mark.parametrize("budget_usd", [0.1, 0.5, 2.0])
+def test_a_program_has_its_whole_budget_for_what_it_does(budget_usd: float, grace_s: float) -> None:
+    """It starts anew when it is released: nothing is kept for saving, only the usual time of a stop."""
+    sim = running(command_spec("a", budget_usd=budget_usd, grace_s=grace_s), "fcfs")
+    sim.run(until_s=1_000.0)
+    job = sim.engine.state.jobs[A]
+    assert (job.state, job.wish) == (JobState.HELD, Wish.HOLD)
+    asked = [one for step in sim.steps for one in step.attempts if one.stop_requested_at_s is not None]
+    assert asked[0].stop_mode == "save"  # asked, not killed
+    assert asked[0].stop_requested_at_s is not None
+    paid_s = budget_usd / USD_PER_S
+    assert asked[0].stop_requested_at_s - asked[0].launched_at_s >= paid_s - PROGRAM_STOP_S - 1e-6
+    assert asked[0].stop_requested_at_s - asked[0].launched_at_s < paid_s
 
 
 def test_who_has_spent_its_budget_goes_on_where_it_was_with_a_larger_one() -> None:
