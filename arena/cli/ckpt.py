@@ -84,10 +84,14 @@ def _write_list(app: App, root: Path, rows: Sequence[Listed], leftovers: Sequenc
         inside = [path.name for path in sorted(root.iterdir()) if path.is_dir() and step_directories(path)]
         if inside:
             more = ", ..." if len(inside) > _NAMED_MAX else ""
-            app.out.line(f"there are some in directories of it: {', '.join(map(quoted, inside[:_NAMED_MAX]))}{more}")
+            app.out.sentence(
+                f"there are some in directories of it: {', '.join(map(quoted, inside[:_NAMED_MAX]))}{more}"
+            )
     for item in leftovers:
         size = format_bytes(item.size_bytes)
-        app.out.line(f"{quoted(item.name)}: {size}, being written or left by a killed attempt; the next one clears it")
+        app.out.sentence(
+            f"{quoted(item.name)}: {size}, being written or left by a killed attempt; the next one clears it"
+        )
 
 
 def _row(row: Listed) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ def verify(app: App, path: str) -> int:
                 f"{quoted(directory.name)}: {'damaged' if verdict else 'sound'}", style="red" if verdict else "green"
             )
             for line in verdict:
-                app.out.line(line)
+                app.out.sentence(line, hanging=4)
     is_sound = not any(found.values())
     if app.out.json_mode:
         fields = [{"name": name, "is_sound": not faults, "faults": faults} for name, faults in found.items()]
@@ -165,7 +169,7 @@ def _write_pruning(app: App, pruning: Pruning, dry_run: bool) -> None:
         state = "" if item.is_complete else ", incomplete"
         app.out.line(f"{verb} {item.name} ({format_bytes(item.size_bytes)}{state})")
     kept = " ".join(item.name for item in pruning.kept) or words.NOTHING
-    app.out.line(f"{verb} {len(pruning.removed)}, {format_bytes(pruning.freed_bytes)}; kept: {kept}")
+    app.out.sentence(f"{verb} {len(pruning.removed)}, {format_bytes(pruning.freed_bytes)}; kept: {kept}")
 
 
 @command(short_help="Write a checkpoint's model as a plain safetensors file.")

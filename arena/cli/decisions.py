@@ -44,16 +44,16 @@ def decisions(app: App, last: int) -> None:
         if any("value" in decision.numbers for decision in found):
             app.out.line()
             has_shares = any(_is_of_shares(name) for decision in found for name in decision.numbers)
-            for line in (*_LEGEND, *(_LEGEND_OF_SHARES if has_shares else ())):
-                app.out.line(line)
+            app.out.paragraph((*_LEGEND, *(_LEGEND_OF_SHARES if has_shares else ())))
     else:
         app.out.line("no decision yet")
 
 
 def _write(out: Output, decision: DecisionView) -> None:
-    out.line(f"{words.time_text(decision.at_s)}  {escaped(_numbers_text(decision.numbers)) or words.NOTHING}")
+    said = escaped(_numbers_text(decision.numbers)) or words.NOTHING
+    out.sentence(f"{words.time_text(decision.at_s)}  {said}", hanging=4)
     for job in decision.jobs:
-        out.line(f"    {quoted(job.job_id)}  {_given(job)}: {words.reasons_text(job.reasons)}")
+        out.sentence(f"    {quoted(job.job_id)}  {_given(job)}: {words.reasons_text(job.reasons)}", hanging=8)
     if decision.unchanged_count:
         out.line(f"    {decision.unchanged_count} left as they were")
 

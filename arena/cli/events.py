@@ -49,7 +49,7 @@ def events(
             if app.out.json_mode:
                 app.out.json_line(entry)
             else:
-                app.out.line(_line(entry))
+                app.out.sentence(_line(entry), hanging=8)
 
 
 def _line(entry: HistoryEntry) -> str:

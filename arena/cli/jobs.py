@@ -83,7 +83,7 @@ def _write_job(out: Output, detail: JobDetail) -> None:
     reasons = words.with_explanation(detail.job.reasons, detail.explanation)
     told = [reason for reason in reasons if reason.code is not ReasonCode.NEXT_BEST]  # `arena why` compares them
     for label, text in _facts(detail.job, told):
-        out.line(f"{label:<12}{text}")
+        out.sentence(f"{label:<12}{text}", hanging=12)
     if detail.attempts:
         out.line()
         columns = ("ATTEMPT", "STATE", "GROUP", "PLAN", "ON", "STEPS", "LAUNCHED", "TO READY", "SAVE", "WHY")
@@ -237,6 +237,6 @@ def _write_failures(out: Output, attempt: AttemptView) -> None:
             continue
         out.line()
         said = escaped(end.message) or end.kind.value
-        out.line(f"{quoted(attempt.attempt_id)} on {quoted(end.node_id)}: {said}", style="red")
+        out.sentence(f"{quoted(attempt.attempt_id)} on {quoted(end.node_id)}: {said}", style="red")
         for line in end.log_tail.splitlines():
             out.line(f"    {escaped(line, keep=chr(9))}")

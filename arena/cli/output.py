@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from arena.cli.folding import GAP, column_widths, folded, row_lines, text_width
 from arena.cli.quoting import escaped
 from arena.cli.whole_files import writing_error
 from arena.errors import ArenaError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 # Off a terminal nothing is cut or wrapped.
 _ENDLESS_WIDTH = 100_000
-
-_WHOLE_WIDTH_MAX = 24
-"""Columns up to this wide are never folded, others not below it: a number or a state in two pieces is misread."""
-Cell = "str | Text"
 
 
 class ReaderGoneError(Exception):
@@ -67,8 +63,27 @@ class Output:
 
         self.print(Text(text, style=style))
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str] = ()) -> None:
-        """Write an aligned table without lines; on a terminal long texts fold, elsewhere nothing is cut.
+    def sentence(self, text: str, *, hanging: int = 2, style: str = "") -> None:
+        """Write a line for people that may be long: on a terminal it breaks between words.
+
+        Args:
+            text: Safe already, or ours.
+            hanging: Columns by which all lines but the first are indented there.
+            style: Of the whole.
+        """
+        for line in folded(text, self._rich().width, hanging) if self.is_terminal else [text]:
+            self.line(line, style=style)
+
+    def paragraph(self, lines: Iterable[str]) -> None:
+        """Write lines that are one text; a terminal that is narrower than they are gets it in its own width."""
+        told = list(lines)
+        for line in folded(" ".join(told), self._rich().width) if self.is_terminal else told:
+            self.line(line)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+        """Write an aligned table without lines; elsewhere than on a terminal nothing is cut.
+
+        There long texts fold within their columns; where it is too narrow even so, each row has lines of its own.
 
         Args:
             columns: Headings.
@@ -78,40 +93,37 @@ class Output:
         if not self.is_terminal:
             self._plain_table(columns, rows, right)
             return
+        terminal_width = self._rich().width
+        widths = column_widths(columns, rows, terminal_width)
+        if widths is None:
+            for row in rows:
+                for index, line in enumerate(row_lines(columns, row, terminal_width)):
+                    self.line(line, style="" if index else "bold")
+            return
         from rich.table import Table
 
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        widths = [max(_width(str(line[index])) for line in (columns, *rows)) for index in range(len(columns))]
-        for index, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, len(GAP), 0, 0))
+        for column, width in zip(columns, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column in right else "left"
-            is_whole = width <= _WHOLE_WIDTH_MAX or index == 0  # what a row is about, to be copied
-            least = width if is_whole else _WHOLE_WIDTH_MAX
-            table.add_column(column, overflow="fold", no_wrap=is_whole, min_width=least, justify=justify)
+            table.add_column(column, overflow="fold", width=width, justify=justify)
         for row in rows:
             table.add_row(*row)
-        # Where the terminal is narrower than what must stay whole, it breaks lines itself, where its edge is.
-        self.print(table, width_min=sum(column.min_width or 0 for column in table.columns) + 2 * len(columns))
+        self.print(table)
 
-    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str]) -> None:
+    def _plain_table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
         """Write a table for a pipe or a file: whole cells, and several times faster than a rendered one."""
-        lines = [list(columns), *([str(cell) for cell in row] for row in rows)]
-        widths = [max(_width(line[index]) for line in lines) for index in range(len(columns))]
+        lines = [columns, *rows]
+        widths = [max(text_width(line[index]) for line in lines) for index in range(len(columns))]
         for line in lines:
             padded = []
             for column, cell, width in zip(columns, line, widths, strict=True):
-                space = " " * (width - _width(cell))
+                space = " " * (width - text_width(cell))
                 padded.append(space + cell if column in right else cell + space)
-            self._write("  ".join(padded).rstrip())
+            self._write(GAP.join(padded).rstrip())
 
-    def print(self, renderable: Any, *, width_min: int = 0) -> None:
-        """Write something that rich can render.
-
-        Args:
-            width_min: Columns that it is given at least, on however narrow a terminal.
-        """
+    def print(self, renderable: Any) -> None:
+        """Write something that rich can render."""
         console = self._rich()
-        if console.width < width_min:
-            console = self._console_of(width_min)
         with console.capture() as capture:
             console.print(renderable, soft_wrap=not hasattr(renderable, "columns"))
         for line in capture.get().splitlines():
@@ -139,33 +151,20 @@ class Output:
 
     def _rich(self) -> Console:
         if self._console is None:
-            self._console = self._console_of(None if self.is_terminal else _ENDLESS_WIDTH)
+            from rich.console import Console
+
+            self._console = Console(
+                file=self._stream,
+                markup=False,
+                emoji=False,
+                highlight=False,
+                force_terminal=self.is_terminal,
+                no_color=bool(os.environ.get("NO_COLOR")) or not self.is_terminal,
+                color_system="auto" if self.is_terminal else None,
+                width=None if self.is_terminal else _ENDLESS_WIDTH,
+                legacy_windows=False,
+            )
         return self._console
-
-    def _console_of(self, width: int | None) -> Console:
-        """Return a console of a width, or of the terminal's own."""
-        from rich.console import Console
-
-        return Console(
-            file=self._stream,
-            markup=False,
-            emoji=False,
-            highlight=False,
-            force_terminal=self.is_terminal,
-            no_color=bool(os.environ.get("NO_COLOR")) or not self.is_terminal,
-            color_system="auto" if self.is_terminal else None,
-            width=width,
-            legacy_windows=False,
-        )
-
-
-def _width(text: str) -> int:
-    """Return how many columns of a terminal a text takes; most need no table of all characters for that."""
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
 
 
 def print_error(error: ArenaError, *, json_mode: bool) -> None:

@@ -243,7 +243,7 @@ def _plan(app: App, asked: _Asked, options: dict[str, Any]) -> int | None:
             app.out.line(f"{format_count(counts.judged, 'plan')} evaluated, {counts.timed:,} {fit}")
         if len(rows) < len(every):
             have = f"{len(every) - len(rows)} of {format_count(len(every), 'group')}"
-            app.out.line(
+            app.out.sentence(
                 f"{have} {'has' if len(every) - len(rows) == 1 else 'have'} no plan that keeps the constraints"
             )
         if drawn is not None:
@@ -364,7 +364,7 @@ def _write_text(
     else:
         app.out.line("no group of this cluster can hold the job", style="red")
         if _is_only_untrained(asked, grid):
-            app.out.line("Arena's worker does not train such a model; --also-unsupported plans it nevertheless")
+            app.out.sentence("Arena's worker does not train such a model; --also-unsupported plans it nevertheless")
     if mixed is not None:
         write_mixed(app.out, mixed, asked.work, asked.goal)
     write_infeasible(app.out, infeasible_counts(grid))

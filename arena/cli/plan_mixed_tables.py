@@ -19,33 +19,37 @@ def write_mixed(out: Output, found: MixedPlan, work: Work, goal: Goal) -> None:
     _write_plan(out, found, work)
     if found.bound is not None and found.gap is not None:
         least = f"{number_text(found.bound)} USD" if goal is Goal.COST else seconds_text(found.bound)
-        out.line(f"bound   no plan over these GPUs takes less than {least}, {found.gap:.1%} better", style="dim")
+        out.sentence(
+            f"bound   no plan over these GPUs takes less than {least}, {found.gap:.1%} better", hanging=8, style="dim"
+        )
     if len(found.gpus) == 1:
         out.line("nothing over several GPU types or zones is better", style="dim")
 
 
 def write_mixed_explanation(out: Output, found: MixedPlan, work: Work) -> None:
     """Write what a plan of the user's own does on the GPUs that it names."""
-    out.line(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
+    out.sentence(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
     for refusal in found.refusals:
-        out.line(f"  cannot run: {escaped(refusal)}", style="red")
+        out.sentence(f"  cannot run: {escaped(refusal)}", hanging=4, style="red")
     out.line()
     _write_plan(out, found, work)
 
 
 def _write_plan(out: Output, found: MixedPlan, work: Work) -> None:
     gpus = ", ".join(_gpus(one) for one in found.gpus)
-    out.line(
+    out.sentence(
         f"{gpus}: {number_text(found.units_per_s)} {work.unit}s/s, "
         f"{number_text(found.usd_per_million_units)} USD/M {work.unit}s"
     )
-    out.line(f"plan    {escaped(str(found.plan))}")
+    out.sentence(f"plan    {escaped(str(found.plan))}", hanging=8)
     parts = [f"{name} {seconds_text(part_s)}" for name, part_s in found.estimate.breakdown_s.items() if part_s > 0]
     sure = f"±{found.estimate.relative_error:.0%}"
-    out.line(f"time    {seconds_text(found.estimate.iter_time_s)} {sure}: {', '.join(parts)}")
+    out.sentence(f"time    {seconds_text(found.estimate.iter_time_s)} {sure}: {', '.join(parts)}", hanging=8)
     if found.transfer_usd_per_step > 0:
         spent = number_text(found.estimate.usd_per_step)
-        out.line(f"cost    {spent} USD a step, {number_text(found.transfer_usd_per_step)} of it between zones")
+        out.sentence(
+            f"cost    {spent} USD a step, {number_text(found.transfer_usd_per_step)} of it between zones", hanging=8
+        )
     rows = [
         (
             str(index),

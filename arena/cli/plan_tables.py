@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -17,8 +16,6 @@ from arena.domain.grid import Estimate, InfeasibleGroup
 from arena.units import GIB, format_count
 
 _PLAN_COLUMN = 1
-_PLAN_WIDTH_MIN = 18
-_GAP = 2
 _NODES_LISTED_MAX = 4
 _SHARE_SHOWN_MIN = 0.0005
 _MEMORY_COLUMNS = ("STAGE", "STATE", "GATHERED", "ACTIVATIONS", "WORKING", "LOGITS", "EXCHANGE", "CONTEXT", "PEAK")
@@ -31,7 +28,7 @@ def write_grid(out: Output, rows: Sequence[PricedCell], work: Work, *, left_out:
     note = "MEMORY is of the fullest stage, and what a plan may fill; * is on the Pareto front"
     if any(row.group.node_count > _NODES_LISTED_MAX for row in rows):
         note += "; 16x8 is 16 nodes of 8 GPUs"
-    out.line(f"{note}{f'; node shapes left out: {left_out} (--all)' if left_out else ''}", style="dim")
+    out.sentence(f"{note}{f'; node shapes left out: {left_out} (--all)' if left_out else ''}", hanging=0, style="dim")
 
 
 def _columns(work: Work) -> tuple[str, ...]:
@@ -72,7 +69,7 @@ def write_front(out: Output, rows: Sequence[PricedCell], work: Work, goal: Goal)
     ]
     _table(out, columns, cells)
     named = "fastest" if goal is Goal.THROUGHPUT else "cheapest"
-    out.line(f"SPEED and COST are against the {named}, {short_text(first.group)}", style="dim")
+    out.sentence(f"SPEED and COST are against the {named}, {short_text(first.group)}", style="dim")
 
 
 def _ratio(value: float, base: float) -> str:
@@ -126,9 +123,9 @@ def write_layouts(out: Output, layouts: Sequence[LayoutBounds]) -> None:
     for one in layouts:
         nodes = shape_text([count for part in one.group.parts for count in part.node_counts])
         allowed = format_set(list(one.tp)) if one.tp else "none"
-        out.line(f"{nodes} GPU{'' if nodes == '1' else 's'}: tp in {allowed}")
+        out.sentence(f"{nodes} GPU{'' if nodes == '1' else 's'}: tp in {allowed}")
         for bound in one.bounds:
-            out.line(f"    {_with_short(one.group, bound)}")
+            out.sentence(f"    {_with_short(one.group, bound)}", hanging=8)
 
 
 def write_details(
@@ -143,8 +140,8 @@ def write_details(
         for name, part_s in parts
         if part_s >= _SHARE_SHOWN_MIN * estimate.iter_time_s
     ]
-    out.line(f"time    {seconds_text(estimate.iter_time_s)} {_sure(estimate)}: {', '.join(shown)}")
-    out.line(f"memory  GiB of one GPU, {gib(row.usable_memory_bytes)} may be filled")
+    out.sentence(f"time    {seconds_text(estimate.iter_time_s)} {_sure(estimate)}: {', '.join(shown)}", hanging=8)
+    out.sentence(f"memory  GiB of one GPU, {gib(row.usable_memory_bytes)} may be filled", hanging=8)
     _table(out, _MEMORY_COLUMNS, [_stage_row(index, stage) for index, stage in enumerate(stages)])
 
 
@@ -158,9 +155,9 @@ def _stage_row(index: int, stage: StageMemory) -> tuple[str, ...]:
 
 def write_explanation(out: Output, found: Explanation, work: Work) -> None:
     """Write what a plan of the user's own does on each group, or why it cannot run."""
-    out.line(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
+    out.sentence(f"{escaped(str(found.plan))} on {format_count(found.plan.gpu_count, 'GPU')}")
     for refusal in found.refusals:
-        out.line(f"  cannot run: {escaped(refusal)}", style="red")
+        out.sentence(f"  cannot run: {escaped(refusal)}", hanging=4, style="red")
     for one in found.groups:
         _write_on_group(out, one, work, general=found.refusals)
     if any(one.estimate for one in found.groups):
@@ -176,8 +173,8 @@ def _write_on_group(out: Output, one: PlanOnGroup, work: Work, *, general: Seque
         title = f"{short_text(one.group)}: {_speed(one, work)}"
         write_details(out, one, one.estimate, one.memory_by_stage, title=title)
     for refusal in own:
-        out.line(f"  cannot run: {_with_short(one.group, refusal)}", style="red")
-    out.line(f"best here: {_best(one)}")
+        out.sentence(f"  cannot run: {_with_short(one.group, refusal)}", hanging=4, style="red")
+    out.sentence(f"best here: {_best(one)}")
 
 
 def _speed(one: PlanOnGroup, work: Work) -> str:
@@ -195,25 +192,15 @@ def _best(one: PlanOnGroup) -> str:
 
 
 def _table(out: Output, columns: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: int | None = None) -> None:
-    """Write a table; on a terminal too narrow for its numbers, each row as lines of its own.
+    """Write a table of numbers.
 
     Args:
         out: Where to.
         columns: Headings.
         rows: Cells, as many as headings.
-        flexible: Index of the column of plans, which may be folded; those behind it are numbers.
+        flexible: Index of the column of plans; those behind it are numbers.
     """
-    widths = [max(len(row[index]) for row in [columns, *rows]) for index in range(len(columns))]
-    if flexible is not None:
-        widths[flexible] = min(widths[flexible], _PLAN_WIDTH_MIN)
-    if not out.is_terminal or sum(widths) + _GAP * len(columns) <= shutil.get_terminal_size().columns:
-        out.table(columns, rows, right=[name for index, name in enumerate(columns) if index and index != flexible])
-        return
-    for row in rows:
-        named = [f"{column} {cell}" for column, cell in zip(columns, row, strict=True)]
-        out.line(named[0], style="bold")
-        for start in range(1, len(named), 2):
-            out.line(f"  {'  '.join(named[start : start + 2])}")
+    out.table(columns, rows, right=[name for index, name in enumerate(columns) if index and index != flexible])
 
 
 def gib(size_bytes: int) -> str:

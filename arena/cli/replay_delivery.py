@@ -34,17 +34,17 @@ def deliver(
         app.out.document(**_document(inputs, study, first), files=files)
         return
     for name, value in _account(inputs, first):
-        app.out.line(f"{name:<12}{value}")
+        app.out.sentence(f"{name:<12}{value}", hanging=12)
     for table in tables_of(study):
         app.out.line()
         if table.title:
-            app.out.line(table.title, style="bold")
+            app.out.sentence(table.title, style="bold")
         app.out.table(table.columns, table.rows, right=numbers(table.columns))
         if table.note:
-            app.out.line(table.note)
+            app.out.sentence(table.note, hanging=0)
     if directory is not None:
         app.out.line()
-        app.out.line(f"kept in {quoted(str(directory))}: {', '.join(sorted(files))}")
+        app.out.sentence(f"kept in {quoted(str(directory))}: {', '.join(sorted(files))}")
 
 
 def _document(inputs: Inputs, study: Study, first: Prepared) -> dict[str, object]:

@@ -37,17 +37,17 @@ def status(app: App, limit: int) -> None:
 
 def write_status(out: Output, view: StatusView) -> None:
     """Write the status for a person."""
-    out.line(_headline(view))
+    out.sentence(_headline(view))
     for warning in _warnings(view):
-        out.line(f"WARNING  {warning}", style="bold red")
+        out.sentence(f"WARNING  {warning}", hanging=9, style="bold red")
     out.line()
     _write_gpus(out, view.gpus)
     out.line()
-    out.line(f"JOBS   {_counts_text(view.job_count_by_state)}")
-    out.line(f"NODES  {_counts_text(view.node_count_by_state)}")
+    out.sentence(f"JOBS   {_counts_text(view.job_count_by_state)}", hanging=7)
+    out.sentence(f"NODES  {_counts_text(view.node_count_by_state)}", hanging=7)
     if len(view.tenants) <= _SHARES_IN_LINE_MAX:
         for index, tenant in enumerate(view.tenants):
-            out.line(f"{'SHARES' if index == 0 else '':<6} {_share_text(tenant)}")
+            out.sentence(f"{'SHARES' if index == 0 else '':<6} {_share_text(tenant)}", hanging=9)
     else:
         _write_tenants(out, view.tenants)
     _write_active(out, view)

@@ -83,9 +83,9 @@ def stats(app: App, file: str, gpu_count: int | None, **options: Any) -> None:
         app.out.document(**source_fields(read), gpu_count=gpu_count, statistics=found)
         return
     for name, value in _stats_rows(found, gpu_count):
-        app.out.line(f"{name:<18}{value}")
+        app.out.sentence(f"{name:<18}{value}", hanging=18)
     if read.accounting.dropped_count or read.accounting.repaired_count:
-        app.out.line(rows_text(read) + "; see `arena trace check`")
+        app.out.sentence(rows_text(read) + "; see `arena trace check`")
 
 
 trace.add_command(check)
@@ -141,10 +141,10 @@ def _write_check(app: App, read: Trace) -> None:
     from arena_traces.defects import RULES
 
     source = read.source
-    app.out.line(f"{quoted(source.file)}: {source.format_name}, sha256 {source.sha256}")
-    app.out.line(rows_text(read))
+    app.out.sentence(f"{quoted(source.file)}: {source.format_name}, sha256 {source.sha256}")
+    app.out.sentence(rows_text(read))
     if source.ignored_columns:
-        app.out.line(f"columns that the format does not read: {', '.join(map(escaped, source.ignored_columns))}")
+        app.out.sentence(f"columns that the format does not read: {', '.join(map(escaped, source.ignored_columns))}")
     rows = [
         (str(treatment), str(defect), f"{len(lines):,}", _lines_text(lines), RULES[defect].says)
         for treatment, defect, lines in read.accounting.counted()

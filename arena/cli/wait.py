@@ -51,7 +51,7 @@ def wait_and_tell(
         app.out.document(jobs=jobs)
     else:
         for job in jobs:
-            app.out.line(_sentence(job))
+            app.out.sentence(_sentence(job))
     return max(_exit_code(job, state) for job in jobs)
 
 

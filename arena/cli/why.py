@@ -40,18 +40,18 @@ def why(app: App, job_id: str) -> None:
         )
         return
     said = found.error or found.result
-    app.out.line(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
+    app.out.sentence(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
     if found.state.is_terminal:
         return
     reasons = words.with_explanation(found.reasons, detail.explanation)
     offers = [one for one in reasons if one.code in _OFFERS and "gpu_count" in one.numbers]
     for reason in reasons:
         if reason not in offers:
-            app.out.line(f"  {escaped(str(reason))}  {_facts_text(reason)}")
+            app.out.sentence(f"  {escaped(str(reason))}  {_facts_text(reason)}", hanging=4)
         elif reason.code is not ReasonCode.NEXT_BEST:
-            app.out.line(f"  {escaped(str(reason))}")
+            app.out.sentence(f"  {escaped(str(reason))}", hanging=4)
     if advice := words.way_on(found, reasons):
-        app.out.line(f"  {advice}")
+        app.out.sentence(f"  {advice}", hanging=4)
     if len(offers) > 1:
         _write_offers(app.out, offers)
 
@@ -60,8 +60,7 @@ def _write_offers(out: Output, offers: Sequence[Reason]) -> None:
     """Write what a job has or wants, and what else it could be given, side by side."""
     out.line()
     out.table(_COLUMNS, [_offer_row(one, offers[0]) for one in offers], right=_COLUMNS[1:-1])
-    for line in _LEGEND:
-        out.line(line.format(first=escaped(offers[0].names.get("group", "?"))))
+    out.paragraph(line.format(first=escaped(offers[0].names.get("group", "?"))) for line in _LEGEND)
 
 
 def _offer_row(offer: Reason, first: Reason) -> tuple[str, ...]:

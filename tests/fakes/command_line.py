@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,26 @@ class Done:
 
 
 Arena = Callable[..., Done]
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Terminal(StringIO):
+    """A stream that a person reads."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def lines(self) -> list[str]:
+        """What it shows, without styles and the blanks at the ends of lines."""
+        return [line.rstrip() for line in _STYLE.sub("", self.getvalue()).split("\n")]
+
+
+def terminal_of(columns: int, monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return a terminal so wide; what asks for the width of its terminal gets that."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    return Terminal()
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from arena.planner.hardware import catalog
 from arena.planner.source import PlannerGridSource
 from arena.units import GIB
 from tests.builders import shape, train_spec
-from tests.fakes.command_line import Arena
+from tests.fakes.command_line import Arena, Terminal
 from tests.fakes.local_cluster import wait_until
 from tests.fakes.planned_job import CLUSTER, JOB, planning_in
 
@@ -91,13 +91,6 @@ WORK = Work(unit="token", units_per_step=100_000)
 def rows_of(grid: Grid = GRID, goal: Goal = Goal.THROUGHPUT) -> tuple[PricedCell, ...]:
     rows = priced_cells(grid, WORK, catalog(), goal)
     return tuple(replace(row, usable_memory_bytes=75 * GIB) for row in rows)
-
-
-class Terminal(StringIO):
-    """A stream that a person reads."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def written(stream: StringIO) -> str:

@@ -1,0 +1,82 @@
+"""Texts and tables folded to the width of a terminal, no number and no id in two pieces. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+GAP = "  "
+"""Between the columns of a table, and between the facts of a row that has lines of its own."""
+
+_WHOLE_WIDTH_MAX = 24
+"""Columns up to this wide are never folded, others not below it: a state in two pieces is misread."""
+_HAS_DIGIT = re.compile(r"\S*[0-9]\S*")
+# What stands between backquotes is to be copied, so that it stays on one line; so does a number with its share in (%).
+_WORD = re.compile(r"( *)((?:[^\s`]|`[^`]*`)+(?: \([^\s()]*\)\S*)?|\S+)")
+
+
+def text_width(text: str) -> int:
+    """Return how many columns of a terminal a text takes; most need no table of all characters for that."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def folded(text: str, width: int, hanging: int = 0) -> list[str]:
+    """Return a text as lines that break between words; a word that is wider than a line has one for itself.
+
+    Args:
+        width: Columns that a line may take.
+        hanging: Columns by which all lines but the first are indented.
+    """
+    lines: list[str] = []
+    line = ""
+    for blanks, word in _WORD.findall(text):
+        if line.strip() and text_width(line + blanks + word) > width:
+            lines.append(line)
+            line = " " * hanging + word
+        else:
+            line += blanks + word
+    return [*lines, line]
+
+
+def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
+    """Return how wide the columns of a table are on a terminal, or None where it is too narrow for them side by side.
+
+    The first one, what a row is about, is whole, to be copied; so are numbers and ids wherever they are.
+    """
+    lines = (columns, *rows)
+    whole = [max(text_width(line[index]) for line in lines) for index in range(len(columns))]
+    least = [
+        size if index == 0 or size <= _WHOLE_WIDTH_MAX else max(_WHOLE_WIDTH_MAX, _number_width(lines, index))
+        for index, size in enumerate(whole)
+    ]
+    left = width - sum(least) - len(GAP) * (len(columns) - 1)
+    if left < 0:
+        return None
+    widths = list(least)
+    while left > 0 and (narrow := [index for index, size in enumerate(widths) if size < whole[index]]):
+        widths[min(narrow, key=widths.__getitem__)] += 1
+        left -= 1
+    return widths
+
+
+def _number_width(lines: Sequence[Sequence[str]], index: int) -> int:
+    return max((text_width(word) for line in lines for word in _HAS_DIGIT.findall(line[index])), default=0)
+
+
+def row_lines(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
+    """Yield the lines of a row whose table is too wide: what it is about, then each fact with its heading before it."""
+    first, *facts = (f"{column} {cell}".strip() for column, cell in zip(columns, row, strict=True) if cell)
+    yield from folded(first, width, hanging=2)
+    line = ""
+    for fact in facts:
+        joined = f"{line}{GAP}{fact}"
+        if line and text_width(joined) > width:
+            yield from folded(line, width, hanging=4)
+            joined = f"{GAP}{fact}"
+        line = joined
+    if line:
+        yield from folded(line, width, hanging=4)
