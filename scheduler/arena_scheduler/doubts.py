@@ -23,6 +23,14 @@ OF_PROJECTS = frozenset({ReasonCode.PROJECT_UNKNOWN, ReasonCode.PROJECT_WITHOUT_
 OF_CELLS = frozenset({ReasonCode.BUDGET_NOT_ENOUGH, ReasonCode.NEVER_BESIDE_SHARES})
 """Doubts that further cells may take away."""
 
+_OFFERS = frozenset(
+    {
+        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES, ReasonCode.UNMOVABLE),
+        *(ReasonCode.BEYOND_SHARE, ReasonCode.KEPT_FOR_SHARE),
+    }
+)
+"""What a policy says of groups that a job competes for: it is no word of groups that it never gets."""
+
 _NOTHING = Guarantee(gpu_count_by_type={})
 
 
@@ -105,15 +113,14 @@ def _of_shares(spec: JobSpec, cells: tuple[Cell, ...], tenants: Guarantees, shap
 def for_good(
     reasons: Sequence[Reason], spec: JobSpec, grid: Grid | None, tenants: Guarantees, shape: ClusterShape
 ) -> tuple[Reason, ...]:
-    """Return the reasons of a job that waits, with what its submission was told where that is why it never starts.
+    """Return the reasons of a job that waits; of one that never starts, why that is instead of what it is offered.
 
     Args:
         grid: The job's, None where it is not known.
     """
     cells = () if grid is None else (*grid.cells, *grid.mixed)
     never = tuple(_of_shares(spec, cells, tenants, shape)) if cells else ()
-    left_out = {ReasonCode.BEYOND_SHARE} if never else set()
-    return (*never, *(one for one in reasons if one.code not in left_out))
+    return (*never, *(one for one in reasons if not never or one.code not in _OFFERS))
 
 
 def _left(group: GpuGroup, project: str, tenants: Guarantees, shape: ClusterShape) -> tuple[int, int]:
