@@ -89,9 +89,11 @@ class Dropped:
         jobs = f"{self.job_count:,} jobs" if self.job_count > 1 else "1 job"
         return f"{jobs} that ended before {before:%Y-%m-%d %H:%M} UTC are not kept any more (--keep-history)"
 
-    def may_have(self, job_id: JobId) -> bool:
-        """Tell whether a job that is not known here may be one of them."""
-        return job_id.rpartition("-")[0] == self.identity and 0 < number_of(job_id) <= self.job_number
+    def may_have(self, text: str) -> bool:
+        """Tell whether a job that is not known here may be one of them, by its id or by a name, which nobody keeps."""
+        if text.startswith(f"{self.identity}-"):
+            return text.rpartition("-")[0] == self.identity and 0 < number_of(text) <= self.job_number
+        return self.job_number > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

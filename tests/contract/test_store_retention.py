@@ -132,9 +132,11 @@ def test_the_newest_entry_and_its_job_stay_until_there_is_a_newer_one(store: Liv
 def test_what_is_no_number_of_a_dropped_job_is_not_told_as_one(store: LiveStore, number: str) -> None:
     job = job_of(store, 7, JobState.FAILED, 5.0)
     newest = entries(None, 1, 1, at_s=6.0)
+    assert not store.dropped().may_have("by-its-name"), "nothing was dropped yet"
     store.commit([Step(event=Tick(), at_s=5.0, jobs=(job,), history=newest)])
     drop_all(store)
     assert store.dropped().may_have(job.job_id)
+    assert store.dropped().may_have("by-its-name")
     assert not store.dropped().may_have(JobId(f"{store.identity}-{number}"))
 
 

@@ -61,6 +61,8 @@ async def test_what_ended_long_ago_is_dropped_and_everybody_who_asks_is_told(
         for name, fields in (("GetJob", {}), ("HoldJob", {"request_id": "x"})):
             with pytest.raises(NotFoundError, match="are not kept any more"):
                 await client.call(name, job_id=f"{identity}-7", **fields)
+        with pytest.raises(NotFoundError, match=r"no job j7: 120 jobs that ended before .* are not kept any more"):
+            await client.call("GetJob", job_id="j7")  # a name, as people ask for it
         for name in ("StreamLogs", "StreamEvents"):
             with pytest.raises(NotFoundError, match=r"120 jobs that ended before .* are not kept any more"):
                 await client.stream(name, job_id=f"{identity}-7")

@@ -97,7 +97,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
 
     def _no_job(self, name: str) -> NotFoundError:
         dropped = self._view.dropped
-        why = dropped.told if dropped.may_have(JobId(name)) else ""
+        why = dropped.told if dropped.may_have(name) else ""
         return NotFoundError(f"there is no job {name}", why=why, fix="see `arena jobs`", details={"job_id": name})
 
     async def _jobs(self, job_ids: list[JobId]) -> list[JobRecord]:
