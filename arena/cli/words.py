@@ -102,7 +102,10 @@ def time_text(at_s: float | None) -> str:
     """Return an instant in this terminal's time zone."""
     if at_s is None or not math.isfinite(at_s):
         return NOTHING
-    return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # as deadlines in files may be, which have no limit
+        return "beyond the year 9999"
 
 
 def reasons_text(reasons: Iterable[Reason]) -> str:

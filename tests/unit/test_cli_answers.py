@@ -65,6 +65,15 @@ def test_a_job_says_why_its_deadline_was_not_promised(arena: Arena, fake: FakeSc
     assert "deadline    1970-01-01 00:17:30, promised\n" in arena("job", "late").out
 
 
+def test_an_instant_that_no_calendar_has_is_told_all_the_same(arena: Arena, fake: FakeScheduler) -> None:
+    """A file's deadline has no limit."""
+    for index, deadline_s in enumerate((1e11, 1e12, 1e300)):
+        fake.add_job(job_record(f"j-{index}", train_spec(f"far-{index}", deadline_s=deadline_s)))
+        done = arena("job", f"far-{index}")
+        assert (done.code, done.err) == (0, "")
+    assert "deadline    beyond the year 9999, not promised\n" in done.out
+
+
 def test_doubts_about_a_job_are_told_beside_its_id(arena: Arena, fake: FakeScheduler) -> None:
     fake.warnings = [reason(ReasonCode.PROJECT_UNKNOWN, project="visoin", near="vision")]
     done = arena("submit", "job.yaml", "--set", "project=visoin")
