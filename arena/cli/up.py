@@ -53,7 +53,8 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 )
 @click.option("--dir", "directory", type=_DIRECTORY, help="Holds everything.  [default: up in the state directory]")
 @click.option("--detach", is_flag=True, help="Return once it runs; stop it with `arena down`.")
-def up(app: App, detach: bool, **options: Any) -> int:
+@click.option("--in-background", is_flag=True, hidden=True, help="What --detach starts: no Ctrl-C reaches it.")
+def up(app: App, *, detach: bool, in_background: bool, **options: Any) -> int:
     """Start a scheduler and agents with virtual GPUs here, until Ctrl-C.
 
     Ctrl-C saves and holds the jobs, then stops everything; the next `arena up` on the same directory goes on with them.
@@ -85,7 +86,7 @@ def up(app: App, detach: bool, **options: Any) -> int:
             with known_place(_place(plan, cluster.address)):
                 ready = f"{os.getpid()} {cluster.address}\n"
                 write_whole(plan.files.ready, ready.encode(), fix="give another --dir")
-                _tell(app, plan, cluster.address, "Ctrl-C here saves and holds the jobs and stops everything")
+                _tell(app, plan, cluster.address, is_detached=in_background)
                 _watch(cluster, stopping)
             return 0
         finally:
@@ -142,7 +143,7 @@ def _warn(said: str) -> None:
     click.echo(f"{time.strftime('%H:%M:%S')}  {said}", err=True)
 
 
-def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached: bool = False) -> None:
+def _tell(app: App, plan: UpPlan, address: str, *, is_detached: bool) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
     ports = plan.files.ports.read_text().strip()
     if app.out.json_mode:
@@ -155,7 +156,8 @@ def _tell(app: App, plan: UpPlan, address: str, how_to_stop: str, *, is_detached
     app.out.line("now:" if is_detached else "in another terminal:")
     app.out.line(f"  arena{option} submit job.yaml            # or: arena{option} submit --gpus 1 -- python train.py")
     app.out.line(f"  arena{option} status")
-    app.out.line(how_to_stop)
+    down = f"it runs in the background; `arena down --dir {quoted(str(plan.directory))}`"
+    app.out.line(f"{down if is_detached else 'Ctrl-C here'} saves and holds the jobs and stops everything")
 
 
 def _detach(app: App, plan: UpPlan) -> int:
@@ -166,9 +168,7 @@ def _detach(app: App, plan: UpPlan) -> int:
     address = _ready_address(Child("`arena up`", argv, background, plan.files.log), plan)
     # It goes on without us; nobody is to wait for it.
     background.returncode = 0
-    down = f"arena down --dir {quoted(str(plan.directory))}"
-    how_to_stop = f"it runs in the background; `{down}` saves and holds the jobs and stops everything"
-    _tell(app, plan, address, how_to_stop, is_detached=True)
+    _tell(app, plan, address, is_detached=True)
     return 0
 
 
@@ -208,7 +208,7 @@ def _ready_address(background: Child, plan: UpPlan) -> str:
 
 
 def _up_words(plan: UpPlan) -> list[object]:
-    words: list[object] = ["up", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
+    words: list[object] = ["up", "--in-background", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
     words += ["--gpu-type", plan.gpu_type, "--dir", plan.directory]
     words += [] if plan.port is None else ["--port", plan.port]
     return [*words, *plan.policy_words()]

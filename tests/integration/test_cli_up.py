@@ -90,6 +90,8 @@ def test_a_job_outlives_a_stop_of_everything(arena: Arena, tmp_path: Path) -> No
     up = document(arena("up", "--detach", "--json", "--port", "0", "--agents", "1", "--gpus-per-agent", "1"))
     assert up["agents"] == 1
     log = (tmp_path / "up" / "up.log").read_bytes()
+    assert b"`arena down --dir " in log
+    assert b"Ctrl-C" not in log, "there is none in the background"
     for words in (("up", "--port", "0"), ("up", "--detach", "--port", "0", "--policy", "fcfs")):
         again = arena(*words)
         assert again.returncode == 3
