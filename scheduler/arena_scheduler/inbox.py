@@ -48,8 +48,12 @@ class Inbox:
         self._items.append(item)
         self._filled.set()
 
+    def wake(self) -> None:
+        """Have who waits return, though there may be nothing."""
+        self._filled.set()
+
     async def wait(self, timeout_s: float) -> None:
-        """Return when there is an item or the time is over."""
+        """Return when there is an item, somebody wakes it, or the time is over."""
         if self._items:
             return
         self._filled.clear()

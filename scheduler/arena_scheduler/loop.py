@@ -118,6 +118,7 @@ class Driver:
     def stop(self) -> None:
         """Have ``run`` return after the batch in hand."""
         self._is_stopping = True
+        self._inbox.wake()
 
     async def changed(self) -> None:
         """Return after the next durable batch."""
