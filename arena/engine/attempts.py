@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 from arena.domain.allocation import Allocation
@@ -26,6 +27,7 @@ from arena.domain.records import (
 )
 from arena.domain.replacing import replace
 from arena.engine.draft import Draft
+from arena.engine.entries import Entry, entry
 from arena.engine.node_state import settle_node
 from arena.engine.outcome import conclude_job, drop_target
 from arena.engine.spending import usd_per_s
@@ -108,18 +110,22 @@ def launch(draft: Draft, job: JobRecord, target: Target, *, evaluated_at_s: floa
     ranks = ranks_by_node(attempt.allocation, job.spec.command)
     for index in range(len(ranks)):
         draft.command(_launch_command(draft, attempt, ranks, index))
-    group, plan = str(target.group), str(target.plan) if target.plan else None
-    draft.record(
+    draft.record_lazily(partial(_told_of_launch, attempt))
+
+
+def _told_of_launch(attempt: AttemptRecord) -> Entry:
+    group, plan, cause = str(attempt.group), str(attempt.plan) if attempt.plan else None, attempt.cause
+    return entry(
         EntryKind.ATTEMPT_LAUNCHED,
-        f"launched on {group}: {target.cause}" if plan is None else f"launched on {group} as {plan}: {target.cause}",
-        job_id=job.job_id,
+        f"launched on {group}: {cause}" if plan is None else f"launched on {group} as {plan}: {cause}",
+        job_id=attempt.job_id,
         attempt_id=attempt.attempt_id,
         plan=plan,
         group=group,
-        gpu_count=target.group.gpu_count,
+        gpu_count=attempt.group.gpu_count,
         nodes=list(attempt.allocation.node_ids),
-        cause=target.cause.code.value,
-        waited_s=draft.now_s - target.decided_at_s,
+        cause=cause.code.value,
+        waited_s=attempt.launched_at_s - attempt.decided_at_s,
     )
 
 
@@ -260,13 +266,7 @@ def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None
 
 def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...]) -> AttemptRecord:
     """Return an attempt whose processes are all up."""
-    draft.record(
-        EntryKind.ATTEMPT_STARTED,
-        f"processes are up on {', '.join(attempt.allocation.node_ids)}",
-        job_id=attempt.job_id,
-        attempt_id=attempt.attempt_id,
-        launch_s=draft.now_s - attempt.launched_at_s,
-    )
+    draft.record_lazily(partial(_told_of_start, attempt, draft.now_s))
     job, state, first_step_at_s = draft.state.jobs[attempt.job_id], AttemptState.STARTING, attempt.first_step_at_s
     if job.spec.command is not None:  # a foreign program has no first step to wait for
         state, first_step_at_s = AttemptState.RUNNING, draft.now_s
@@ -279,6 +279,16 @@ def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...])
         state=state,
         started_at_s=draft.now_s,
         first_step_at_s=first_step_at_s,
+    )
+
+
+def _told_of_start(attempt: AttemptRecord, now_s: float) -> Entry:
+    return entry(
+        EntryKind.ATTEMPT_STARTED,
+        f"processes are up on {', '.join(attempt.allocation.node_ids)}",
+        job_id=attempt.job_id,
+        attempt_id=attempt.attempt_id,
+        launch_s=now_s - attempt.launched_at_s,
     )
 
 
@@ -343,7 +353,18 @@ def _conclude(draft: Draft, attempt: AttemptRecord, ends: tuple[NodeEnd, ...], f
         error=_error(attempt.error, ends, outcome),
     )
     draft.put_attempt(attempt)
-    draft.record(
+    draft.record_lazily(partial(_told_of_end, attempt, outcome))
+    if "port" in [end.error_code for end in ends]:
+        _skip_ports(draft, attempt)
+    job = _with_service(draft, draft.state.jobs[attempt.job_id], attempt)
+    conclude_job(draft, job, attempt, outcome)
+    follow_up = draft.state.jobs.get(attempt.job_id)
+    if follow_up is not None:
+        try_launch(draft, follow_up)
+
+
+def _told_of_end(attempt: AttemptRecord, outcome: EndKind) -> Entry:
+    return entry(
         EntryKind.ATTEMPT_ENDED,
         f"{outcome}: {attempt.error}" if attempt.error else str(outcome),
         job_id=attempt.job_id,
@@ -352,15 +373,8 @@ def _conclude(draft: Draft, attempt: AttemptRecord, ends: tuple[NodeEnd, ...], f
         error=attempt.error or None,
         step=attempt.last_step,
         durable_step=attempt.durable_step,
-        log_tail=next((end.log_tail for end in ends if end.log_tail), None) if attempt.error else None,
+        log_tail=next((end.log_tail for end in attempt.ends if end.log_tail), None) if attempt.error else None,
     )
-    if "port" in [end.error_code for end in ends]:
-        _skip_ports(draft, attempt)
-    job = _with_service(draft, draft.state.jobs[attempt.job_id], attempt)
-    conclude_job(draft, job, attempt, outcome)
-    follow_up = draft.state.jobs.get(attempt.job_id)
-    if follow_up is not None:
-        try_launch(draft, follow_up)
 
 
 def _skip_ports(draft: Draft, attempt: AttemptRecord) -> None:

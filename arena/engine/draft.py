@@ -6,7 +6,8 @@ the next ``ClusterState``; if a handler raises, the draft is dropped and nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from immutables import Map
@@ -29,7 +30,7 @@ from arena.domain.records import (
 from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
-from arena.engine.entries import Entries, Entry
+from arena.engine.entries import Entries, Entry, entry
 from arena.engine.ports import Step
 from arena.engine.state import ClusterState, pool_of, wants_devices
 from arena.errors import InternalError
@@ -52,7 +53,7 @@ class Draft:
         self.state = thaw(state)
         self._open: Any = self.state
         self._commands: list[Command] = []
-        self._entries: list[Entry] = []
+        self._entries: list[Entry | Callable[[], Entry]] = []
         self._jobs: dict[JobId, JobRecord] = {}
         self._attempts: dict[AttemptId, AttemptRecord] = {}
         self._nodes: dict[NodeId, NodeRecord] = {}
@@ -78,7 +79,11 @@ class Draft:
         **data: object,
     ) -> None:
         """Add a history entry; data that are None are left out."""
-        self._entries.append((kind, message, job_id, attempt_id, node_id, data))
+        self._entries.append(entry(kind, message, job_id=job_id, attempt_id=attempt_id, node_id=node_id, **data))
+
+    def record_lazily(self, make: Callable[[], Entry]) -> None:
+        """Add a history entry that is made when it is read, of values that do not change."""
+        self._entries.append(make)
 
     # Records
 
@@ -94,7 +99,7 @@ class Draft:
             check_transition(JOB_TRANSITIONS, before.state, job.state, "job", job_id)
             if job.changed_at_s != self.now_s:
                 job = replace(job, changed_at_s=self.now_s)
-            self._record_job_state(job, before.state)
+            self.record_lazily(partial(_told_of_job_state, job, before.state))
         self._jobs[job_id] = job
         is_over = job.state.is_terminal
         if is_over:
@@ -107,20 +112,6 @@ class Draft:
             self.refresh_queue(job, before)
         if before is None or is_over or _may_hold_otherwise(before, job):
             self.refresh_holding(job_id)
-
-    def _record_job_state(self, job: JobRecord, before: JobState) -> None:
-        told = f"{before} -> {job.state}"
-        if job.error and job.state.is_terminal:
-            told += f": {job.error}"
-        self.record(
-            EntryKind.JOB_STATE,
-            told,
-            job_id=job.job_id,
-            before=str(before),
-            after=str(job.state),
-            error=job.error or None,
-            result=job.result or None,
-        )
 
     def _forget_job(self, job_id: JobId) -> None:
         state = self.state
@@ -343,6 +334,21 @@ class Draft:
             decision=self.decision,
             decision_index=self.state.decision_index,
         )
+
+
+def _told_of_job_state(job: JobRecord, before: JobState) -> Entry:
+    told = f"{before} -> {job.state}"
+    if job.error and job.state.is_terminal:
+        told += f": {job.error}"
+    return entry(
+        EntryKind.JOB_STATE,
+        told,
+        job_id=job.job_id,
+        before=str(before),
+        after=str(job.state),
+        error=job.error or None,
+        result=job.result or None,
+    )
 
 
 def _share_of_shape(node: NodeRecord | None) -> tuple[str, str, int] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from arena.domain.commands import BuildGrid
 from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
@@ -11,6 +13,7 @@ from arena.domain.replacing import replace
 from arena.domain.struck import without
 from arena.engine.attempts import hasten, stop_attempt, try_launch
 from arena.engine.draft import Draft
+from arena.engine.entries import Entry, entry
 from arena.engine.outcome import drop_target
 from arena.engine.spending import is_spent, spent_usd
 from arena.units import format_count
@@ -29,7 +32,13 @@ def submit(draft: Draft, event: JobSubmitted) -> None:
         changed_at_s=draft.now_s,
     )
     draft.put_job(job)
-    draft.record(
+    draft.record_lazily(partial(_told_of_submission, event))
+    if draft.state.shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def _told_of_submission(event: JobSubmitted) -> Entry:
+    return entry(
         EntryKind.JOB_SUBMITTED,
         f"{event.spec.name!r} by {event.user}",
         job_id=event.job_id,
@@ -37,8 +46,6 @@ def submit(draft: Draft, event: JobSubmitted) -> None:
         name=event.spec.name,
         kind=event.spec.kind.value,
     )
-    if draft.state.shape.pools:
-        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
 
 
 def change_wish(draft: Draft, event: JobWishChanged) -> None:
@@ -153,18 +160,22 @@ def take_grid(draft: Draft, event: GridBuilt) -> None:
         decision_due=True,
     )
     draft.refresh_queue(job, job)
-    draft.record(
+    draft.record_lazily(partial(_told_of_grid, event))
+    if event.shape != draft.state.shape and draft.state.shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def _told_of_grid(event: GridBuilt) -> Entry:
+    return entry(
         EntryKind.GRID_BUILT,
         f"grid of {_counted(event.grid)} by {event.grid.source}",
-        job_id=job.job_id,
+        job_id=event.job_id,
         cell_count=len(event.grid.cells),
         mixed_count=len(event.grid.mixed),
         infeasible_count=len(event.grid.infeasible),
         source=event.grid.source,
         build_s=event.build_s,
     )
-    if event.shape != draft.state.shape and draft.state.shape.pools:
-        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
 
 
 def _counted(grid: Grid) -> str:
