@@ -22,6 +22,7 @@ from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.deadlines import (
     LOOK_AGAIN_S,
     Plan,
+    come_ones,
     deadline_reason,
     in_time,
     late_reason,
@@ -135,7 +136,12 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
         ),
     )
     return Claims(
-        market=_kept(snapshot, _beside(snapshot, market, plan), reservations),
+        market=_kept(
+            snapshot,
+            _beside(snapshot, market, plan),
+            reservations,
+            _precedence(snapshot, market, plan, waited, changes),
+        ),
         value=raised,
         plan=plan,
         overdue=first,
@@ -239,15 +245,46 @@ def _later(market: Market, at: int, block: Block, times: NodeTimes, taken: Colle
     return Reservation(at=at, column=block.column, nodes=found[1], start_s=start_s, length_s=length_s)
 
 
-def _kept(snapshot: Snapshot, market: Market, reservations: Mapping[int, Reservation]) -> Market:
-    """Return a market in which nodes are kept for some contenders, who find their devices first."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Precedence:
+    """Which contenders that nodes are kept for come before which.
+
+    Args:
+        waited: They have waited too long.
+        spared: Their deadlines press, but their blocks have not come.
+        come: Contenders whose blocks have come, whether nodes are kept for them or not.
+    """
+
+    waited: Collection[int]
+    spared: Collection[int]
+    come: Sequence[int]
+
+
+def _precedence(
+    snapshot: Snapshot, market: Market, plan: Plan | None, waited: Collection[int], changes: ChangeRules
+) -> _Precedence:
+    urgent = urgent_ones(snapshot, market, plan, changes)
+    come = come_ones(snapshot, plan, urgent)
+    return _Precedence(waited=waited, spared=set(urgent) - set(come), come=come)
+
+
+def _kept(
+    snapshot: Snapshot, market: Market, reservations: Mapping[int, Reservation], precedence: _Precedence
+) -> Market:
+    """Return a market in which nodes are kept for some contenders, who find their devices first.
+
+    Nodes of one whose block has not come are open to those whose blocks have: their values are above its own, so where
+    they find nothing else, it would be they who are late for it.
+    """
     if not reservations:
         return market
-    kept = tuple(
-        Kept(at=at, nodes=one.nodes, served_by=one.served_by, keeps_out=kept_out(snapshot, market, one.start_s))
-        for at, one in reservations.items()
-    )
-    return replace(market, kept=kept, entitled=market.entitled | reservations.keys())
+    first, kept = np.isin(market.job, precedence.come), list[Kept]()
+    for at, one in reservations.items():
+        keeps_out = kept_out(snapshot, market, one.start_s)
+        keeps_out = keeps_out & ~first if at in precedence.spared else keeps_out
+        is_due = at not in precedence.waited
+        kept.append(Kept(at=at, nodes=one.nodes, served_by=one.served_by, keeps_out=keeps_out, is_due=is_due))
+    return replace(market, kept=tuple(kept), entitled=market.entitled | reservations.keys())
 
 
 def _beside(snapshot: Snapshot, market: Market, plan: Plan | None) -> Market:

@@ -176,6 +176,11 @@ def urgent_ones(snapshot: Snapshot, market: Market, plan: Plan | None, changes: 
     return sorted(found, key=lambda at: (plan.needs[at].due_s, at))
 
 
+def come_ones(snapshot: Snapshot, plan: Plan | None, urgent: Sequence[int]) -> list[int]:
+    """Return those of some urgent contenders whose blocks have come: the others are only left in peace."""
+    return [at for at in urgent if plan is not None and _has_come(snapshot, plan.blocks[at])]
+
+
 def _urgent_from_s(snapshot: Snapshot, market: Market, at: int, block: Block, changes: ChangeRules) -> float:
     """Return from when on a job comes before those that have no deadline.
 

@@ -138,12 +138,14 @@ class Kept:
         nodes: Where no column that is kept out finds devices, until the contender has found its own.
         served_by: Columns with which it has.
         keeps_out: By column.
+        is_due: Whether it is for a deadline, not for a wait that was too long.
     """
 
     at: int
     nodes: tuple[NodeId, ...]
     served_by: frozenset[int]
     keeps_out: NDArray[np.bool_]
+    is_due: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -439,12 +441,8 @@ def _recent_moves(job: JobRecord, now_s: float) -> int:
 def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
     """Return when the first of some jobs that have something may be moved again, see ``Market.rested_at_s``."""
     often = [job for job in running if len(job.launched_at_s) >= MOVES_MAX and job.spec.preemptible]
-    instants = [
-        job.launched_at_s[-MOVES_MAX] + MOVES_S + 1.0  # not a rounding error too early
-        for job in often
-        if _recent_moves(job, now_s) >= MOVES_MAX
-    ]
-    return min(instants, default=None)
+    again_s = [job.launched_at_s[-MOVES_MAX] for job in often if _recent_moves(job, now_s) >= MOVES_MAX]
+    return min(again_s) + MOVES_S + 1.0 if again_s else None  # not a rounding error too early
 
 
 def _speed_of(grid: Grid, holding: Holding) -> float | None:

@@ -7,7 +7,7 @@ What a cut leaves over is not left so: whoever gains most by it has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -148,12 +148,23 @@ class _Seating:
         column = int(self.chosen[at])
         found = self._found(at, column, self._capacity)
         if isinstance(found, Reason):
-            if found.code is ReasonCode.FRAGMENTED and self._cleared(at, column):
+            if self._may_be_cleared(at, column, found) and self._cleared(at, column):
                 return
             self.cuts[column] = found
             return
         self._capacity = self._capacity.take_all(found)
         self.allocations[at] = found
+
+    def _may_be_cleared(self, at: int, column: int, why: Reason) -> bool:
+        """Tell whether nodes are cleared for who found no devices: so many are free, but not together.
+
+        To one whose deadline presses they need not look so many: those on nodes kept for other deadlines are not free
+        to it, and what it was to have there others have on its own.
+        """
+        if why.code is ReasonCode.FRAGMENTED:
+            return True
+        is_due = any(kept.at == at and kept.is_due for kept in self.market.kept)
+        return why.code is ReasonCode.INSUFFICIENT_GPUS and is_due and bool(self._closed(at, column, is_due=True))
 
     def stays(self, at: int) -> bool:
         """Tell whether a contender keeps what it has, as far as has been chosen."""
@@ -215,17 +226,26 @@ class _Seating:
 
     def _open_to(self, at: int, column: int, capacity: Capacity) -> Capacity:
         """Return what is free for a column, without nodes kept for others that have not found theirs yet."""
+        closed = sorted(node_id for node_id in self._closed(at, column) if node_id in capacity.rooms)
+        if not closed:
+            return capacity
+        return capacity.with_rooms([(node_id, capacity.rooms[node_id].pool, ()) for node_id in closed])
+
+    def _closed(self, at: int, column: int, *, is_due: bool = False) -> set[NodeId]:
+        """Return the nodes that are kept for others that have not found theirs yet.
+
+        Args:
+            is_due: Whether only those that are kept for deadlines.
+        """
         kept_for = {kept.at for kept in self.market.kept}
         if not kept_for or (at in self.market.entitled and at not in kept_for):
-            return capacity
-        closed = {
+            return set()
+        return {
             node_id
             for kept in self.market.kept
-            if kept.at != at and kept.keeps_out[column] and not self._is_served(kept)
+            if kept.at != at and kept.keeps_out[column] and not self._is_served(kept) and (kept.is_due or not is_due)
             for node_id in kept.nodes
-            if node_id in capacity.rooms
         }
-        return capacity.with_rooms([(node_id, capacity.rooms[node_id].pool, ()) for node_id in sorted(closed)])
 
     def _is_served(self, kept: Kept) -> bool:
         return kept.at in self.allocations and int(self.chosen[kept.at]) in kept.served_by
@@ -237,7 +257,7 @@ class _Seating:
         """
         gain, is_entitled = self._gain(at, column), at in self.market.entitled
         capacity, moved = self._capacity, list[tuple[int, int]]()
-        for at_node in self._clearings(column, is_entitled):
+        for at_node in self._clearings(column, is_entitled, self._closed(at, column, is_due=True)):
             fresh = [pair for pair in at_node if pair not in moved]
             gain -= sum(self._loss(one, move) for one, move in fresh)
             if gain <= 0.0:
@@ -288,11 +308,12 @@ class _Seating:
     def _loss(self, at: int, move: int) -> float:
         return float(self._value[self.market.keeping[at]] - (self._value[move] if move >= 0 else 0.0))
 
-    def _clearings(self, column: int, may_suspend: bool) -> list[list[tuple[int, int]]]:
+    def _clearings(self, column: int, may_suspend: bool, closed: Collection[NodeId]) -> list[list[tuple[int, int]]]:
         """Return the jobs of nodes of the column's types that could go on elsewhere, of the fewest GPUs first.
 
         Args:
             may_suspend: Whether those that could not count as well; then the nodes are first where least is lost.
+            closed: Nodes that are not looked at: what is cleared there would not be open to the column.
         """
         found: list[tuple[float, NodeId, list[tuple[int, int]]]] = []
         for gpu_type in sorted({part.gpu_type for part in self.market.cell(column).group.parts}):
@@ -300,7 +321,7 @@ class _Seating:
             weighed = (
                 (self._weight(here, may_suspend), node_id)
                 for node_id, here in on_node.items()
-                if any(self.stays(at) and (move >= 0 or may_suspend) for at, move, _ in here)
+                if node_id not in closed and any(self.stays(at) and (move >= 0 or may_suspend) for at, move, _ in here)
             )
             for weight, node_id in nsmallest(CLEARINGS_TRIED_MAX, weighed):
                 here = [(at, move) for at, move, _ in on_node[node_id] if self.stays(at) and (move >= 0 or may_suspend)]
