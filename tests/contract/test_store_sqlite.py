@@ -22,6 +22,7 @@ from arena.engine.ports import Step
 from arena.errors import AlreadyRunningError, ResourceExhaustedError, UnavailableError
 from arena_scheduler.reading import JobQuery
 from arena_scheduler.store.lock import refuse_network_file_system
+from arena_scheduler.store.room import RESERVE_BYTES
 from arena_scheduler.store.writes import SqliteStore
 from tests.builders import job_record, scaling_grid, shape
 
@@ -166,6 +167,74 @@ def test_a_full_disk_is_said_nothing_is_half_written_and_it_recovers(tmp_path: P
     store.commit([submit(1)])
     store.probe()
     assert store.reader.list_jobs(JobQuery(), None, 10).total_count == 2
+    store.close()
+
+
+def filled(store: SqliteStore, first: int) -> int:
+    """Commit small batches until there is no room; return how many."""
+    for number in range(first, first + 1000):
+        try:
+            store.commit([submit(number)])
+        except ResourceExhaustedError:
+            return number - first
+    raise AssertionError("it never gets full")
+
+
+def test_a_disk_that_only_the_log_fills_heals_by_itself_again_and_again(tmp_path: Path) -> None:
+    """Nobody frees anything: what the log holds many times over takes little room in the database."""
+    store = SqliteStore.open(tmp_path / "arena.db")
+    log = tmp_path / "arena.db-wal"
+    with file_size_limit(600_000):
+        count = filled(store, 0)
+        for _ in range(3):
+            assert log.stat().st_size > 500_000
+            store.probe()
+            assert log.stat().st_size < 200_000, "the probe's own row, and no more"
+            more = filled(store, count)
+            assert more >= 3
+            count += more
+    store.probe()
+    assert store.reader.list_jobs(JobQuery(), None, 10).total_count == count
+    store.close()
+
+
+def test_a_reader_that_holds_the_log_up_is_not_waited_for(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "arena.db")
+    reader = sqlite3.connect(tmp_path / "arena.db", isolation_level=None)
+    store.commit([submit(0)])
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+    store.commit([submit(1)])
+    store.probe()
+    assert (tmp_path / "arena.db-wal").stat().st_size > 0
+    assert reader.execute("SELECT count(*) FROM jobs").fetchone() == (1,)
+    reader.close()
+    store.probe()
+    assert store.reader.list_jobs(JobQuery(), None, 10).total_count == 2
+    store.close()
+
+
+def test_room_is_kept_and_given_up_while_the_log_is_emptied(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "arena.db")
+    reserve = tmp_path / "arena.db.reserve"
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES, "room is taken, not only promised"
+    assert reserve.stat().st_mode & 0o077 == 0
+    kept: list[bool] = []
+    from sqlalchemy import event  # noqa: PLC0415 - looks under the hood, here alone
+
+    def seen(connection: sqlite3.Connection, _record: object) -> None:
+        connection.set_trace_callback(lambda text: kept.append(reserve.exists()) if "wal_checkpoint" in text else None)
+
+    store._engine.dispose()  # its next connection is watched
+    event.listen(store._engine, "connect", seen)
+    store.probe()
+    assert kept == [False]
+    assert reserve.stat().st_size == RESERVE_BYTES
+    with file_size_limit(1_000_000):  # no room for all of it
+        store.probe()
+        assert 900_000 < reserve.stat().st_size < 1_000_000, "the log gets nothing of it"
+    store.probe()
+    assert reserve.stat().st_size == RESERVE_BYTES
     store.close()
 
 

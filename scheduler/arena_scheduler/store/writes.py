@@ -45,6 +45,7 @@ from arena_scheduler.store.records import (
     decision_text,
     event_text,
 )
+from arena_scheduler.store.room import Reserve, empty_log
 from arena_scheduler.store.schema import (
     ATTEMPTS,
     DECISIONS,
@@ -115,6 +116,7 @@ class SqliteStore:
         self.warnings: tuple[str, ...] = ()
         self.identity = ""
         self._lock = FileLock(path)
+        self._reserve = Reserve(path)
         self._engine = writer_engine(path)
         self._reader_engine = reader_engine(path)
         self._grids = GridTexts()
@@ -136,10 +138,14 @@ class SqliteStore:
         store._lock.acquire()
         try:
             _create_private(path)
+            held_bytes = (
+                store._reserve.give_up()
+            )  # whoever closes a database empties its log, which a killed scheduler left full
             check_file(path)
             migrate(store._engine, path)
             optimize(store._engine)
             store.identity = store._make_identity()
+            store._reserve.take(held_bytes)
         except DATABASE_ERRORS as error:
             store.close()
             raise translated(error, path) from error
@@ -206,11 +212,12 @@ class SqliteStore:
             raise translated(error, self.path) from error
 
     def probe(self) -> None:
-        """Write a row of some size; it stays, as a little room for the next bad day.
+        """Make room, if the database's own log is what fills the disk, and write a row of some size, which stays.
 
         Raises:
             ResourceExhaustedError: The disk is still full.
         """
+        empty_log(self._engine, self._reserve)
         try:
             with self._engine.begin() as connection:
                 connection.execute(_PUT_META, {"key": "probe", "value": secrets.token_hex(_PROBE_BYTES // 2)})
