@@ -41,6 +41,8 @@ PLANNED_WITHIN_S = 2.0
 """So long at most a grid is waited for that is not needed: for a warning, or for the deadline before this one."""
 
 AskGrid = Callable[[JobSpec, ClusterShape], Awaitable[Built]]
+Planned = tuple[Grid | None, Reason | None]
+"""A job's grid, or why there is none."""
 AskAdmission = Callable[[ClusterState, JobSpec, Grid, float], Admission | None]
 
 
@@ -138,7 +140,8 @@ class Submission:
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
         warnings = await self._doubts(spec)
-        deadline = await self._deadline_answer(spec, allow_infeasible=allow_infeasible)
+        planned = await self._planned(spec, self._present_shape(), allow_infeasible=allow_infeasible)
+        deadline = await self._deadline_answer(spec, planned)
         return Submitted(job_id=None, is_new=False, deadline=deadline, warnings=warnings)
 
     async def _doubts(self, spec: JobSpec) -> tuple[Reason, ...]:
@@ -197,17 +200,27 @@ class Submission:
             del self._under_way[key]
 
     async def _admitted(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
-        """Submit a job; one with a deadline has its answer before the next one asks."""
+        """Submit a job; one with a deadline has its answer before the next one asks.
+
+        Its grid is planned before that, as long as it takes: others do not wait for it. Where the cluster has another
+        shape by then it is planned anew.
+        """
         if spec.deadline_s is None:
             return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
-        async with self._admitting:
-            is_known = request_id in self._recent
-            answer = None if is_known else await self._deadline_answer(spec, allow_infeasible=allow_infeasible)
-            submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
-            if submitted.is_new and submitted.job_id is not None and answer is not None:
-                await self._until_planned(submitted.job_id)
-                return replace(submitted, deadline=await self._as_recorded(submitted.job_id, answer))
-            return submitted
+        while True:
+            shape, planned = self._present_shape(), None
+            if request_id not in self._recent:
+                planned = await self._planned(spec, shape, allow_infeasible=allow_infeasible)
+            async with self._admitting:
+                is_known = request_id in self._recent
+                if not is_known and (planned is None or self._present_shape() != shape):
+                    continue
+                answer = None if is_known else await self._deadline_answer(spec, planned)
+                submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+                if submitted.is_new and submitted.job_id is not None and answer is not None:
+                    await self._until_planned(submitted.job_id)
+                    return replace(submitted, deadline=await self._as_recorded(submitted.job_id, answer))
+                return submitted
 
     async def _as_recorded(self, job_id: JobId, answer: DeadlineAnswer) -> DeadlineAnswer:
         """Return what the engine promised: something may have happened between the question and the submission.
@@ -235,23 +248,18 @@ class Submission:
             told = (answer.earliest_end_at_s, answer.cause)
         return DeadlineAnswer(is_promised=False, deadline_at_s=due_s, earliest_end_at_s=told[0], cause=told[1])
 
-    async def _deadline_answer(self, spec: JobSpec, *, allow_infeasible: bool) -> DeadlineAnswer | None:
-        """Return whether a deadline can be promised.
+    async def _deadline_answer(self, spec: JobSpec, planned: Planned | None) -> DeadlineAnswer | None:
+        """Return whether a deadline can be promised; None where there is none.
 
         Raises:
             RefusedError: It is strict and cannot be.
-            ArenaError: No grid can be made, and the job is not allowed to wait for better days.
         """
-        shape = self._present_shape()
-        if spec.deadline_s is None:
+        if spec.deadline_s is None or planned is None:
             return None
-        found, now_s = None, self._view.now_s
-        cause: Reason | None = reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes))
-        if shape.pools:
-            grid, cause = await self._grid_or_cause(spec, shape, allow_infeasible=allow_infeasible)
-            if grid is not None:
-                found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
-                cause = None if found is None else found.reason
+        (grid, cause), found, now_s = planned, None, self._view.now_s
+        if grid is not None:
+            found = await asyncio.to_thread(self._admission, self._view.state, spec, grid, now_s)
+            cause = None if found is None else found.reason
         answer = DeadlineAnswer(
             is_promised=found is not None and found.is_promised,
             deadline_at_s=now_s + spec.deadline_s,
@@ -262,9 +270,22 @@ class Submission:
             raise _too_late(spec, answer, now_s)
         return answer
 
-    async def _grid_or_cause(
-        self, spec: JobSpec, shape: ClusterShape, *, allow_infeasible: bool
-    ) -> tuple[Grid | None, Reason | None]:
+    async def _planned(self, spec: JobSpec, shape: ClusterShape, *, allow_infeasible: bool) -> Planned | None:
+        """Return what the answer about a deadline rests on, None where there is no deadline.
+
+        Raises:
+            ArenaError: No grid can be made, and the job is not allowed to wait for better days.
+        """
+        if spec.deadline_s is None:
+            return None
+        if not shape.pools:
+            return None, reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes))
+        if not allow_infeasible:
+            with contextlib.suppress(ArenaError):  # it is refused later, unless it was taken already
+                await self._refuse_infeasible(spec)
+        return await self._grid_or_cause(spec, shape, allow_infeasible=allow_infeasible)
+
+    async def _grid_or_cause(self, spec: JobSpec, shape: ClusterShape, *, allow_infeasible: bool) -> Planned:
         """Return a job's grid; for one that may wait for better days as well that there is none, and why.
 
         It is waited for as long as it takes where the answer decides whether the job is taken.
