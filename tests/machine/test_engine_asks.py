@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from arena.domain.commands import Command
 from arena.domain.events import JobSubmitted, NodeRegistered
 from arena.domain.job import JobId
 from arena.engine.config import EngineConfig
-from arena.policies.base import Decision, Policy, Snapshot
+from arena.policies.base import Policy
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
 from tests.builders import command_spec, node_info
 from tests.fakes.grids import PowerLawGrids
-
-
-@dataclass
-class Asked:
-    """A policy that keeps what it was shown."""
-
-    inner: Policy
-    serves_waiting_only: bool
-    snapshots: list[Snapshot] = field(default_factory=list)
-    name: str = "asked"
-    version: str = "1"
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        self.snapshots.append(snapshot)
-        return self.inner.decide(snapshot)
+from tests.fakes.listening import Listening
 
 
 def run_through(policy: Policy, decide_after_s: float | None) -> list[tuple[float, Command]]:
@@ -52,7 +36,7 @@ def run_through(policy: Policy, decide_after_s: float | None) -> list[tuple[floa
 @pytest.mark.parametrize("decide_after_s", [None, 0.0])
 @pytest.mark.parametrize("name", ["fcfs", "fcfs-easy", "srtf", "tiresias"])
 def test_who_serves_waiting_jobs_only_is_not_asked_while_none_waits(name: str, decide_after_s: float | None) -> None:
-    never_idle, always = (Asked(make_policy(name), serves_waiting_only=told) for told in (True, False))
+    never_idle, always = (Listening(make_policy(name), serves_waiting_only=told) for told in (True, False))
     assert run_through(never_idle, decide_after_s) == run_through(always, decide_after_s)
     assert all(snapshot.waiting for snapshot in never_idle.snapshots)
     assert 0 < len(never_idle.snapshots) < len(always.snapshots)

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from arena.domain.events import JobSubmitted, JobWishChanged, NodeRegistered
 from arena.domain.job import JobId
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine, replay
-from arena.policies.base import Decision, Policy, Snapshot
+from arena.policies.base import Policy
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation, restored_from
 from arena.sim.world import Fate
 from tests.builders import node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
-
-
-@dataclass
-class Listening:
-    """A policy that keeps what it was shown."""
-
-    inner: Policy
-    snapshots: list[Snapshot] = field(default_factory=list)
-    name: str = "listening"
-    version: str = "1"
-
-    def decide(self, snapshot: Snapshot) -> Decision:
-        self.snapshots.append(snapshot)
-        return self.inner.decide(snapshot)
+from tests.fakes.listening import Listening
 
 
 def after_four_jobs(policy: Policy) -> Simulation:
