@@ -40,11 +40,13 @@ class Need:
         gpu_count: GPUs that it asked for.
         alone_s: How long it takes on them, start included.
         deadline_s: Wished end, after its submission.
+        is_longer: Whether it has more to do than it declared: what it is promised holds for what it declared.
     """
 
     gpu_count: int
     alone_s: float
     deadline_s: float | None = None
+    is_longer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Figures:
         p99_jct_s_by_size: By class of GPUs asked for, e.g. ``5-8``; only classes that have jobs.
         deadline_count: Jobs with a deadline.
         deadline_met_count: Of those, the ones that succeeded in time.
+        deadline_overrun_count: Of the others, those that had more to do than they declared: late by themselves.
         rho_p50, rho_max: Finish-time fairness, of the jobs that ended.
         unfair_share: Share of those with rho above 1.
     """
@@ -72,6 +75,7 @@ class Figures:
     p99_jct_s_by_size: Mapping[str, float]
     deadline_count: int
     deadline_met_count: int
+    deadline_overrun_count: int
     rho_p50: float
     rho_max: float
     unfair_share: float
@@ -115,13 +119,15 @@ def _figures(
     summary: Summary, outcomes: Sequence[JobOutcome], needs: Mapping[JobId, Need], rhos: Mapping[JobId, float]
 ) -> Figures:
     rho = np.array([rhos[one.job_id] for one in outcomes] or [np.nan])
-    due = {one.job_id: one for one in outcomes if needs[one.job_id].deadline_s is not None}
+    due = {job_id: need for job_id, need in needs.items() if need.deadline_s is not None}
+    met = {one.job_id for one in outcomes if one.job_id in due and _is_in_time(one, due[one.job_id])}
     return Figures(
         summary=summary,
         cancelled_count=sum(one.state is JobState.CANCELLED for one in outcomes),
         p99_jct_s_by_size=_p99_by_size(outcomes, needs),
-        deadline_count=sum(need.deadline_s is not None for need in needs.values()),
-        deadline_met_count=sum(_is_in_time(one, needs[job_id]) for job_id, one in due.items()),
+        deadline_count=len(due),
+        deadline_met_count=len(met),
+        deadline_overrun_count=sum(need.is_longer for job_id, need in due.items() if job_id not in met),
         rho_p50=float(np.median(rho)),
         rho_max=float(rho.max()),
         unfair_share=float((rho > 1 + RHO_TOLERANCE).mean()) if outcomes else 0.0,

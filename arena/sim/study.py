@@ -86,7 +86,13 @@ class Scenario:
         restart = self.costs.restart
         start_s = self.costs.start_s + restart.restart_s(asked.spec, asked.group, is_first=True)
         alone_s = start_s + asked.alone_s + self.costs.exit_s
-        return Need(gpu_count=asked.gpu_count, alone_s=alone_s, deadline_s=asked.spec.deadline_s)
+        told = self.lengths.stop(asked).steps
+        return Need(
+            gpu_count=asked.gpu_count,
+            alone_s=alone_s,
+            deadline_s=asked.spec.deadline_s,
+            is_longer=told is not None and told < asked.step_count,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

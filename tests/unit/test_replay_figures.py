@@ -45,8 +45,10 @@ def outcome(
     )
 
 
-def need(gpu_count: int = 1, alone_s: float = 100.0, deadline_s: float | None = None) -> Need:
-    return Need(gpu_count=gpu_count, alone_s=alone_s, deadline_s=deadline_s)
+def need(
+    gpu_count: int = 1, alone_s: float = 100.0, deadline_s: float | None = None, *, is_longer: bool = False
+) -> Need:
+    return Need(gpu_count=gpu_count, alone_s=alone_s, deadline_s=deadline_s, is_longer=is_longer)
 
 
 def test_the_steady_window_is_set_by_submissions_alone() -> None:
@@ -86,6 +88,18 @@ def test_deadlines_are_met_by_who_succeeds_in_time() -> None:
     found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
     assert (found.deadline_count, found.deadline_met_count, found.cancelled_count) == (4, 1, 1)
     assert found.summary.unfinished_count == 1
+
+
+def test_who_is_late_with_more_to_do_than_it_declared_is_counted_apart() -> None:
+    names = ("met", "long and met", "late", "long and late", "long and unfinished", "long and free")
+    outcomes = [outcome(name, 10.0, 10.0, 60.0 if "met" in name else 61.0) for name in names if "unfin" not in name]
+    needs = {
+        JobId(name): need(deadline_s=None if "free" in name else 50.0, is_longer=name.startswith("long"))
+        for name in names
+    }
+    rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
+    found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
+    assert (found.deadline_count, found.deadline_met_count, found.deadline_overrun_count) == (5, 2, 2)
 
 
 def test_time_without_gpus_counts_as_waiting_and_slows_down_whenever_it_is() -> None:
