@@ -49,6 +49,7 @@ class ReasonCode(StrEnum):
     NEXT_BEST = "next_best"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
     DEADLINE_KEPT = "deadline_kept"
+    DEADLINE_MEANT = "deadline_meant"
     DEADLINE_LATE = "deadline_late"
     DEADLINE_PASSED = "deadline_passed"
     DEADLINE_OPEN = "deadline_open"
@@ -137,6 +138,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DEADLINE_KEPT: (
         "its deadline in {left_s:.0f} s can be met: {group} is kept for it from {from_s:.0f} s from now on, "
         "unless it has ended by then"
+    ),
+    ReasonCode.DEADLINE_MEANT: (
+        "its deadline in {left_s:.0f} s is not promised, but can be met as things are: {group} is meant for it from "
+        "{from_s:.0f} s from now on, unless promises or shares of others take it before"
     ),
     ReasonCode.DEADLINE_LATE: (
         "its deadline in {left_s:.0f} s cannot be met without breaking promises: "

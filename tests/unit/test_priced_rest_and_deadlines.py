@@ -79,7 +79,7 @@ def waiting_again(*, deadline_s: float | None, last_ago_s: float = 100.0) -> Dec
 def test_one_that_was_started_too_often_rests_until_its_deadline_presses() -> None:
     rests = waiting_again(deadline_s=9_000.0)
     assert rests.choices == {}
-    assert [why.code for why in rests.reasons[JobId("often")]] == [ReasonCode.STARTED_OFTEN, ReasonCode.DEADLINE_KEPT]
+    assert [why.code for why in rests.reasons[JobId("often")]] == [ReasonCode.STARTED_OFTEN, ReasonCode.DEADLINE_MEANT]
     first_s = NOW_S - 100.0 - 100.0 * (MOVES_MAX - 1)
     assert rests.look_again_at_s == first_s + MOVES_S + 1.0
     presses = waiting_again(deadline_s=3_000.0 + 110.0 + 3 * RESTART_S)

@@ -235,7 +235,8 @@ def deadline_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: i
     if block is None:
         return None
     from_s = max(block.start_s - snapshot.now_s, 0.0)
-    return reason(ReasonCode.DEADLINE_KEPT, left_s=left_s, group=str(market.group(block.column)), from_s=from_s)
+    code = ReasonCode.DEADLINE_KEPT if plan.needs[at].is_promised else ReasonCode.DEADLINE_MEANT
+    return reason(code, left_s=left_s, group=str(market.group(block.column)), from_s=from_s)
 
 
 def late_reason(snapshot: Snapshot, market: Market, plan: Plan | None, at: int) -> Reason | None:
