@@ -20,8 +20,9 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+
+from arena.cli.output import Output
+from arena.cli.quoting import escaped
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -32,6 +33,8 @@ QUIET_KINDS = frozenset({"checkpoint_saved", "grid_built", "decision", "node_sta
 OTHERS = ("second", "third")
 MEAN_STEPS = 10
 PARTS = ("stop_s", "place_s", "launch_s", "load_s", "first_step_s")
+JOB_COLUMN = 10
+"""Where the job's name stands in the line of an entry, and where a long one goes on."""
 Entry = Mapping[str, Any]
 
 
@@ -78,7 +81,7 @@ def cluster_of(directory: Path, *, agents: int, gpus_per_agent: int) -> Iterator
         subprocess.run([str(ARENA), "down", "--dir", str(directory)], check=False, capture_output=True)
 
 
-def play(cluster: Cluster, console: Console, *, others_at_step: int) -> list[Entry]:
+def play(cluster: Cluster, out: Output, *, others_at_step: int) -> list[Entry]:
     """Submit the first job, the others once it has come far enough, and return all entries of all three."""
     names = {cluster.arena("submit", str(HERE / "first.yaml"))["job_id"]: "first"}
     entries: list[Entry] = []
@@ -91,7 +94,7 @@ def play(cluster: Cluster, console: Console, *, others_at_step: int) -> list[Ent
         entries.append(entry)
         began_at_s = entry["at_s"] if began_at_s is None else began_at_s
         if entry["kind"] not in QUIET_KINDS and worth_a_line(entry):
-            console.print(line_of(entry, names[job_id], began_at_s), highlight=False, markup=False)
+            show(out, entry, names[job_id], began_at_s)
         if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= others_at_step:
             others = {cluster.arena("submit", str(HERE / f"{name}.yaml"))["job_id"]: name for name in OTHERS}
             names |= others
@@ -111,29 +114,26 @@ def worth_a_line(entry: Entry) -> bool:
     return bool(entry["kind"] != "job_progress" or entry["index"] % 10 == 0)
 
 
-def line_of(entry: Entry, job: str, began_at_s: float) -> str:
-    """Return an entry as one line."""
-    return f"{entry['at_s'] - began_at_s:6.1f} s  {job:6}  {entry['kind']:22}  {entry['message']}"
+def show(out: Output, entry: Entry, job: str, began_at_s: float) -> None:
+    """Write an entry as one line, or on a narrow terminal as few."""
+    head = f"{entry['at_s'] - began_at_s:6.1f} s  {job:6}  {entry['kind']:22}"
+    out.sentence(f"{head}  {escaped(entry['message'])}", hanging=JOB_COLUMN)
 
 
-def changes_table(entries: list[Entry]) -> Table:
-    """Return every plan change with the parts of its cost."""
-    table = Table(title="Plan changes", title_justify="left")
-    for heading in ("job", "step", "from", "to", *(part.removesuffix("_s") + " s" for part in PARTS), "total s", "why"):
-        table.add_column(heading, justify="right" if heading.endswith(" s") or heading == "step" else "left")
+def show_changes(out: Output, entries: list[Entry]) -> None:
+    """Write every plan change with the parts of its cost."""
+    parts = [part.removesuffix("_s").upper() for part in PARTS]
+    rows = []
     for entry in entries:
         if entry["kind"] == "plan_changed":
             data = entry["data"]
-            table.add_row(
-                entry["job"],
-                str(data["step"]),
-                f"{data['from_group']}\n{data['from_plan']}",
-                f"{data['to_group']}\n{data['to_plan']}",
-                *(f"{data[part]:.2f}" for part in PARTS),
-                f"{data['cost_s']:.2f}",
-                data["why"],
-            )
-    return table
+            costs = [f"{data[part]:.2f}" for part in (*PARTS, "cost_s")]
+            change = f"{data['from_group']} {data['from_plan']} -> {data['to_group']} {data['to_plan']}"
+            rows.append([entry["job"], str(data["step"]), *costs, change, data["why"]])
+    numbers = ["STEP", *parts, "TOTAL"]
+    out.line()
+    out.sentence("PLAN CHANGES, and the seconds that each part of them took", style="bold")
+    out.table(["JOB", *numbers, "CHANGE", "WHY"], rows, right=numbers)
 
 
 def draw(entries: list[Entry], path: Path) -> None:
@@ -170,23 +170,23 @@ def main() -> None:
     parser.add_argument("--others-at-step", type=int, default=60, help="step of the first job at which the others come")
     parser.add_argument("--keep", action="store_true", help="keep the cluster's files")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    out = Output(json_mode=False)
     directory = Path(tempfile.mkdtemp(prefix="arena-demo-"))
     try:
         with cluster_of(directory, agents=2, gpus_per_agent=2) as cluster:
-            entries = play(cluster, console, others_at_step=arguments.others_at_step)
+            entries = play(cluster, out, others_at_step=arguments.others_at_step)
     finally:
         if arguments.keep:
-            console.print(f"files in {directory}")
+            out.line(f"files in {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
     if not any(entry["kind"] == "plan_changed" for entry in entries):
         raise SystemExit("no plan changed; that is not the demo")
-    console.print(changes_table(entries))
+    show_changes(out, entries)
     arguments.out.mkdir(parents=True, exist_ok=True)
     picture = arguments.out / "loss.png"
     draw(entries, picture)
-    console.print(f"loss curve: {picture}")
+    out.line(f"loss curve: {picture}")
 
 
 if __name__ == "__main__":

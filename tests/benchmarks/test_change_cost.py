@@ -7,8 +7,8 @@ import statistics
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from arena.cli.output import Output
 from experiments.demo.run import PARTS, cluster_of, play
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(600)]
@@ -20,7 +20,7 @@ def test_change_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     changes = []
     for run in range(RUNS):
         with cluster_of(tmp_path / f"run-{run}", agents=2, gpus_per_agent=2) as cluster:
-            entries = play(cluster, Console(file=io.StringIO()), others_at_step=60)
+            entries = play(cluster, Output(json_mode=False, stream=io.StringIO()), others_at_step=60)
         found = [entry["data"] for entry in entries if entry["kind"] == "plan_changed"]
         assert found, "no plan change"
         changes += found
