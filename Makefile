@@ -11,6 +11,7 @@ help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/arena: pyproject.toml $(CONSTRAINTS)
+	@echo "installing into $(VENV): torch and what Arena and its checks need, a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -c $(CONSTRAINTS) torch

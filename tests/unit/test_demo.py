@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from experiments.demo.run import JOB_COLUMN, show, show_changes
 from tests.fakes.command_line import terminal_of
 
 WIDE, NARROW = "cpu 2+2 dp2 tp2 pp1 mb8 sp", "cpu 2 dp2 tp1 pp1 mb8"
+ROOT = Path(__file__).parents[2]
 SHRANK = "shrank from 4 to 2 GPUs to make room for jobs that gain more"
 GREW = "grew from 2 to 4 GPUs, 1.26x faster by its grid"
 COSTS = {"stop_s": 0.41, "place_s": 0.23, "launch_s": 0.11, "load_s": 1.52, "first_step_s": 12.34, "cost_s": 14.61}
@@ -67,3 +70,11 @@ def test_a_file_gets_one_line_for_each_entry_and_change() -> None:
     assert len(lines) == 6
     assert f"{WIDE} -> {NARROW}" in lines[4]
     assert lines[4].endswith(SHRANK)
+
+
+def test_an_install_says_what_it_does_before_it_is_quiet_for_minutes(tmp_path: Path) -> None:
+    argv = ["make", "--dry-run", "demo", f"VENV={tmp_path / 'venv'}"]
+    said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "installing into" in said[0]
+    assert "minutes" in said[0]
+    assert said[-1].endswith("experiments/demo/run.py")
