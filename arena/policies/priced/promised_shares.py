@@ -18,7 +18,7 @@ from arena.policies.base import Snapshot
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Market, Row
 from arena.policies.priced.needs import ends_by_node
-from arena.policies.priced.share_nodes import Holes, rows_of_shares
+from arena.policies.priced.share_nodes import free_counts, rows_of_shares
 from arena.policies.priced.timetable import Block, Timetable
 from arena.policies.priced.work_left import runs_until_s
 
@@ -58,21 +58,22 @@ _Steps = Sequence[tuple[Floats, float, float]]
 
 
 def _shares_of(snapshot: Snapshot, market: Market, names: Sequence[str]) -> Mapping[str, _Steps]:
-    """Return what of some guarantees is not in use yet by jobs that may not be stopped, and could be wanted."""
+    """Return what of some guarantees is not in use yet by jobs that may not be stopped, and could be wanted.
+
+    Until something changes on a node, the rest of a share is wanted where it breaks least. Later nobody knows where it
+    lies, since what has started meanwhile stays there: it is as if each part broke a whole node.
+    """
     ends = {name: _lasting_ends(snapshot, market, name) for name in names}
     back = ends_by_node(snapshot, market)
-    changes_s = {end_s for own in ends.values() for end_s, _ in own}
-    changes_s |= {back_s for own in back.values() for back_s, _ in own}
-    instants = [snapshot.now_s, *sorted(at_s for at_s in changes_s if snapshot.now_s < at_s < math.inf), math.inf]
-    holes, found = Holes(snapshot.capacity, back), {name: list[tuple[Floats, float, float]]() for name in names}
-    for start_s, end_s in pairwise(instants):
-        left = {name: _left(snapshot, market.rows, name, ends[name], start_s) for name in names}
-        for name, share in rows_of_shares(market.rows, left, holes.at(start_s)).items():
-            steps = found[name]
-            if steps and (steps[-1][0] == share).all():
-                steps[-1] = (share, steps[-1][1], end_s)
-            else:
-                steps.append((share, start_s, end_s))
+    first_s = min((at_s for own in back.values() for at_s, _ in own if at_s > snapshot.now_s), default=math.inf)
+    left = {name: _left(snapshot, market.rows, name, ends[name], snapshot.now_s) for name in names}
+    at_first = rows_of_shares(market.rows, left, free_counts(snapshot.capacity, back, snapshot.now_s))
+    found = {name: [(at_first[name], snapshot.now_s, first_s)] for name in names}
+    for name in names if first_s < math.inf else ():
+        later_s = sorted({end_s for end_s, _ in ends[name] if first_s < end_s < math.inf})
+        for start_s, end_s in pairwise([first_s, *later_s, math.inf]):
+            share = _left(snapshot, market.rows, name, ends[name], start_s)
+            found[name].append((_rows_of_whole_nodes(market.rows, share), start_s, end_s))
     return found
 
 
@@ -101,6 +102,21 @@ def _lasting_ends(snapshot: Snapshot, market: Market, name: str) -> list[tuple[f
             counts[part.gpu_type] = counts.get(part.gpu_type, 0) + part.gpu_count
         found.append((math.inf if ends_at_s is None else max(ends_at_s, snapshot.now_s), counts))
     return found
+
+
+def _rows_of_whole_nodes(rows: Sequence[Row], count_of_type: Mapping[str, int]) -> Floats:
+    """Return what so many GPUs of each type take of each row where nothing else is on their nodes."""
+    size = {row.pool: max(other.chunk for other in rows if other.pool == row.pool) for row in rows}
+    return np.array(
+        [_taken(row.chunk, size[row.pool], count_of_type.get(row.pool[0], 0)) for row in rows], dtype=np.float64
+    )
+
+
+def _taken(chunk: int, size: int, count: int) -> int:
+    """Return by how much less of a row there is when so many GPUs are taken, node by node."""
+    full, rest = divmod(count, size)
+    whole = size // chunk * chunk
+    return full * whole + whole - (size - rest) // chunk * chunk
 
 
 def _beyond(shares: _Steps, blocks: Sequence[Block], row_count: int) -> Iterator[tuple[Floats, float, float]]:

@@ -6,7 +6,6 @@ already, so that a tenant's program and the rest of its share break no node each
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,51 +16,35 @@ from arena.policies.capacity import Capacity, Pool
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.market import Row
 
-HoleCounts = Mapping[Pool, Mapping[int, int]]
+FreeCounts = Mapping[Pool, Mapping[int, int]]
 """How many nodes of a pool have so many GPUs that can be had."""
 
 
-class Holes:
-    """How many GPUs can be had of each node, from one instant to the next.
+def free_counts(capacity: Capacity, back: Mapping[NodeId, Sequence[tuple[float, int]]], now_s: float) -> FreeCounts:
+    """Return how many nodes have how many GPUs that can be had now.
 
     Args:
         capacity: All GPUs of the usable nodes.
-        back: When GPUs come back that cannot be had now, by usable node: (instant, count).
+        back: GPUs that cannot be had before an instant, by usable node: (instant, count).
     """
-
-    def __init__(self, capacity: Capacity, back: Mapping[NodeId, Sequence[tuple[float, int]]]) -> None:
-        gone = {node_id: sum(count for _, count in ends) for node_id, ends in back.items()}
-        self._pool = {node_id: room.pool for node_id, room in capacity.devices.items()}
-        self._free = {node_id: len(room.free) - gone.get(node_id, 0) for node_id, room in capacity.devices.items()}
-        self._counts: dict[Pool, Counter[int]] = {}
-        for node_id, free in self._free.items():
-            self._counts.setdefault(self._pool[node_id], Counter())[free] += 1
-        self._to_come = sorted((at_s, node_id, count) for node_id, ends in back.items() for at_s, count in ends)
-        self._place = 0
-
-    def at(self, at_s: float) -> HoleCounts:
-        """Return them at an instant, not before the one that was asked for last."""
-        while self._place < len(self._to_come) and self._to_come[self._place][0] <= at_s < math.inf:
-            _, node_id, count = self._to_come[self._place]
-            counts = self._counts[self._pool[node_id]]
-            counts[self._free[node_id]] -= 1
-            self._free[node_id] += count
-            counts[self._free[node_id]] += 1
-            self._place += 1
-        return self._counts
+    counts: dict[Pool, Counter[int]] = {}
+    for node_id, room in capacity.devices.items():
+        gone = sum(count for at_s, count in back.get(node_id, ()) if at_s > now_s)
+        counts.setdefault(room.pool, Counter())[len(room.free) - gone] += 1
+    return counts
 
 
-def rows_of_shares(rows: Sequence[Row], left: Mapping[str, Mapping[str, int]], holes: HoleCounts) -> dict[str, Floats]:
+def rows_of_shares(rows: Sequence[Row], left: Mapping[str, Mapping[str, int]], free: FreeCounts) -> dict[str, Floats]:
     """Return by how much less of each row there is for what is left of shares, by tenant; shape (rows,) each.
 
     Args:
         left: GPUs by tenant and type; they are taken in each zone.
-        holes: What can be had of the nodes.
+        free: What can be had of the nodes.
     """
     found = {name: np.zeros(len(rows)) for name in left}
     for pool in sorted({row.pool for row in rows}):
         chunks = {at: row.chunk for at, row in enumerate(rows) if row.pool == pool}
-        size, there = max(chunks.values()), Counter(holes.get(pool, {}))
+        size, there = max(chunks.values()), Counter(free.get(pool, {}))
         pieces = [(piece, name, times) for name in left for piece, times in _pieces(left[name].get(pool[0], 0), size)]
         for piece, name, times in sorted(pieces, key=lambda one: (-one[0], one[1])):
             for at, lost in _lost(there, piece, times, (size, chunks)).items():
@@ -84,12 +67,18 @@ def _lost(there: Counter[int], piece: int, times: int, row_sizes: tuple[int, Map
         row_sizes: GPUs of a node, and the chunk of each row.
     """
     size, chunks = row_sizes
-    lost: Counter[int] = Counter()
     whole = min(times, there[size]) if piece == size else 0
     there[size] -= whole
-    for at, chunk in chunks.items():
-        lost[at] += whole * (size // chunk * chunk)
-    for _ in range(times - whole):
+    lost = Counter({at: whole * (size // chunk * chunk) for at, chunk in chunks.items()})
+    for done in range(whole, times):
+        if not any(free > 0 and count > 0 for free, count in there.items()):
+            lost += Counter(
+                {
+                    at: (times - done) * (size // chunk * chunk - (size - piece) // chunk * chunk)
+                    for at, chunk in chunks.items()
+                }
+            )
+            break
         fits = min((free for free, count in there.items() if count > 0 and free >= piece), default=None)
         for at, chunk in chunks.items():
             hole = size if fits is None else fits
