@@ -140,9 +140,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Runs at the same time; -1: one for each core.",
 )
-@click.option(
-    "--drop-unplaceable", is_flag=True, help="Leave out jobs that no group of the cluster can run, and count them."
-)
+@click.option("--drop-unplaceable", is_flag=True, help="Leave out jobs that can never run there, and count them.")
 @click.option("--check", "checks_all", is_flag=True, help="Examine the engine's whole state after every event; slow.")
 @click.option("--out", metavar="DIR", help="Keep results there (JSON, CSV, HTML), and go on where a study stopped.")
 @click.option("--no-report", is_flag=True, help="With --out: no HTML.")
@@ -223,6 +221,7 @@ def _directory(options: dict[str, Any]) -> Path | None:
 def _settings(options: dict[str, Any], policies: Sequence[str]) -> ReplayOptions:
     from arena.cli.replay_options import ReplayOptions
     from arena.cli.replay_tenants import project_shares
+    from arena.policies.registry import keeps_shares
     from arena.sim.study import is_data_parallel, policy_named
 
     if options["process_count"] == 0:
@@ -233,6 +232,7 @@ def _settings(options: dict[str, Any], policies: Sequence[str]) -> ReplayOptions
         drops_unplaceable=options["drop_unplaceable"],
         ignores_budgets=options["ignore_budgets"],
         needs_data_parallel=any(is_data_parallel(policy_named(name)) for name in policies),
+        keeps_shares=any(keeps_shares(policy_named(name).name) for name in policies),
         **own,
     )
 

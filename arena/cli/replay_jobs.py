@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ class Prepared:
 
     Args:
         trace: The jobs that are replayed, with the account of all others.
-        unplaceable_count: Jobs that no group of the cluster can run, left out.
+        unplaceable_count: Jobs that can never run on the cluster, left out.
         changed_count: Jobs that ask for another GPU type or count than the trace says.
     """
 
@@ -112,6 +112,8 @@ def _asked(trace: Trace, inputs: Inputs, grids: ReplayGrids) -> tuple[tuple[Aske
         step_share=options.steps,
         specs=_without_budgets(trace.spec_by_job) if options.ignores_budgets else trace.spec_by_job,
         needs_data_parallel=options.needs_data_parallel,
+        shares=inputs.tenants if options.keeps_shares else {},
+        is_rigid=bool(options.is_rigid),
     )
     asked, unplaceable = parted(map(asking.asked, trace.jobs))
     if options.kind == "malleable":
@@ -153,14 +155,7 @@ def _require_shapes(asked: Sequence[Asked]) -> None:
 
 def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs) -> Trace:
     if not inputs.options.drops_unplaceable or len(unplaceable) == len(trace.jobs):
-        listed = "; ".join(f"{one.job.job_id} (line {one.job.row}): {one.why}" for one in unplaceable[:_NAMED_MAX])
-        more = ", ..." if len(unplaceable) > _NAMED_MAX else ""
-        is_all = len(unplaceable) == len(trace.jobs)
-        raise UserError(
-            f"{len(unplaceable):,} of {format_count(len(trace.jobs), 'job')} can run nowhere on this cluster",
-            why=listed + more,
-            fix="make the cluster larger" + ("" if is_all else ", or leave such jobs out with --drop-unplaceable"),
-        )
+        raise _nowhere(trace, unplaceable)
     gone = {one.job.job_id for one in unplaceable}
     accounting = trace.accounting
     return replace(
@@ -173,8 +168,39 @@ def _without(trace: Trace, unplaceable: tuple[Unplaceable, ...], inputs: Inputs)
         ),
         draws=tuple(draw for draw in trace.draws if draw.job_id not in gone),
         spec_by_job={job_id: spec for job_id, spec in trace.spec_by_job.items() if job_id not in gone},
-        changes=(*trace.changes, f"left out {format_count(len(gone), 'job')} that no group of the cluster can run"),
+        changes=(*trace.changes, *_left_out(unplaceable)),
     )
+
+
+def _nowhere(trace: Trace, unplaceable: Sequence[Unplaceable]) -> UserError:
+    """Return the error of a trace with jobs that can never run."""
+    listed = "; ".join(f"{one.job.job_id} (line {one.job.row}): {one.why}" for one in unplaceable[:_NAMED_MAX])
+    more = ", ..." if len(unplaceable) > _NAMED_MAX else ""
+    ways = ["make the cluster larger"]
+    where = "run nowhere on this cluster"
+    if any(one.is_shut_out for one in unplaceable):
+        ways += ["leave out --tenants, or guarantee less there"]
+        is_all_shut_out = all(one.is_shut_out for one in unplaceable)
+        where = "never start beside the shares of others" if is_all_shut_out else f"{where}, or not beside its shares"
+    if len(unplaceable) < len(trace.jobs):
+        ways += ["leave such jobs out with --drop-unplaceable"]
+    return UserError(
+        f"{len(unplaceable):,} of {format_count(len(trace.jobs), 'job')} can {where}",
+        why=listed + more,
+        fix=", or ".join(ways),
+    )
+
+
+def _left_out(unplaceable: Sequence[Unplaceable]) -> Iterator[str]:
+    """Yield which jobs are left out, by why."""
+    shut_out = [one.job.job_id for one in unplaceable if one.is_shut_out]
+    if len(shut_out) < len(unplaceable):
+        yield f"left out {format_count(len(unplaceable) - len(shut_out), 'job')} that no group of the cluster can run"
+    if shut_out:
+        more = f" and {len(shut_out) - _NAMED_MAX:,} more" if len(shut_out) > _NAMED_MAX else ""
+        named = ", ".join(shut_out[:_NAMED_MAX]) + more
+        may = "may not be stopped and can never start beside the shares of others"
+        yield f"left out {format_count(len(shut_out), 'job')} that {may}: {named}"
 
 
 def _loaded(trace: Trace, asked: tuple[Asked, ...], inputs: Inputs) -> Trace:

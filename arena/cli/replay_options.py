@@ -49,6 +49,7 @@ class ReplayOptions:
         kind: ``rigid``, ``malleable``, or ``auto``: as the policy was published.
         steps: Share of the steps that the trace states.
         needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
+        keeps_shares: Whether a policy of the study gives projects their guaranteed GPUs.
         projects: Shares of the jobs without a project that are dealt to each.
         program_start_s: Seconds of a start of a program, where they are not those of other jobs.
         ignores_budgets: Whether budgets of specifications bind nobody.
@@ -69,6 +70,7 @@ class ReplayOptions:
     checks_all: bool = False
     drops_unplaceable: bool = False
     needs_data_parallel: bool = False
+    keeps_shares: bool = False
     projects: tuple[tuple[str, float], ...] = ()
     ignores_budgets: bool = False
     program_start_s: float | None = None

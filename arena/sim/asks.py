@@ -16,8 +16,11 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec, StopSpec
+from arena.domain.reason import Reason
+from arena.domain.tenants import Guarantees
 from arena.domain.trace import TraceJob, TraceOutcome
 from arena.errors import UserError
+from arena.policies.beside_shares import never_beside_shares
 from arena.policies.greedy_rosters import Ask
 from arena.sim.replay import ReplayJob
 from arena.sim.sources import ReplayGrids
@@ -68,10 +71,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unplaceable:
-    """A job that no group of the cluster can run, and why."""
+    """A job that can never run here, and why.
+
+    Args:
+        is_shut_out: Whether groups of the cluster could run it, but it can never start beside the shares of others.
+    """
 
     job: TraceJob
     why: str
+    is_shut_out: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,8 @@ class Asking:
         step_share: Steps of a job, as a share of what the trace states.
         specs: Specifications of the source's own.
         needs_data_parallel: A job must also have a data-parallel plan: a policy of the study knows no others.
+        shares: GPUs that a policy of the study guarantees to projects.
+        is_rigid: Whether that policy is told that jobs get what they ask for.
     """
 
     grids: ReplayGrids
@@ -89,6 +99,8 @@ class Asking:
     step_share: float = 1.0
     specs: Mapping[JobId, JobSpec] = field(default_factory=dict)
     needs_data_parallel: bool = False
+    shares: Guarantees = field(default_factory=dict)
+    is_rigid: bool = False
     _steps: dict[tuple[object, ...], _Found | str] = field(default_factory=dict, repr=False)
 
     def asked(self, job: TraceJob) -> Asked | Unplaceable:
@@ -101,7 +113,7 @@ class Asking:
         found = self._found(job, spec)
         if isinstance(found, str):
             return Unplaceable(job=job, why=found)
-        return Asked(
+        asked = Asked(
             job=job,
             spec=spec,
             step_count=max(1, round(step_count * self.step_share)),
@@ -110,6 +122,15 @@ class Asking:
             step_s=found.step_s,
             is_as_traced=found.group.gpu_count == job.gpu_count and found.gpu_type == job.gpu_type,
         )
+        never = self._never(asked)
+        return asked if never is None else Unplaceable(job=job, why=str(never), is_shut_out=True)
+
+    def _never(self, asked: Asked) -> Reason | None:
+        """Return why a job, as a policy that keeps shares is told of it, could wait forever for what others have."""
+        if not self.shares or asked.spec.preemptible:
+            return None
+        told = _told(asked, Telling(is_rigid=self.is_rigid, lengths=Lengths()))
+        return never_beside_shares(told, self.grids.grid(told, self.shape), self.shares, self.shape)
 
     def _spec(self, job: TraceJob) -> tuple[JobSpec, float]:
         own = self.specs.get(job.job_id)

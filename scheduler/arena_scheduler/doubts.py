@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from arena.domain.allocation import GpuGroup
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobSpec
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.domain.tenants import Guarantee, Guarantees
+from arena.domain.tenants import Guarantees
 from arena.engine.spending import usd_per_s
 from arena.engine.state import ClusterState
+from arena.policies.beside_shares import never_beside_shares
 
 DEFAULT_PROJECT: str = JobSpec.model_fields["project"].default
 OF_PROJECTS = frozenset({ReasonCode.PROJECT_UNKNOWN, ReasonCode.PROJECT_WITHOUT_SHARE})
@@ -30,8 +29,6 @@ _OFFERS = frozenset(
     }
 )
 """What a policy says of groups that a job competes for: it is no word of groups that it never gets."""
-
-_NOTHING = Guarantee(gpu_count_by_type={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,9 @@ def doubts(spec: JobSpec, known: Known, planned: Grid | None) -> Iterator[Reason
     cells = () if planned is None else (*planned.cells, *planned.mixed)
     if cells:
         yield from _of_budget(spec, cells, known.usd_per_hour, known.state.restart_s)
-        yield from _of_shares(spec, cells, known.tenants, known.shape)
+    never = None if planned is None else never_beside_shares(spec, planned, known.tenants, known.shape)
+    if never is not None:
+        yield never
 
 
 def _of_project(spec: JobSpec, state: ClusterState, tenants: Guarantees) -> Iterator[Reason]:
@@ -99,17 +98,6 @@ def _of_budget(
         yield reason(ReasonCode.BUDGET_NOT_ENOUGH, group=str(cheapest.group), **told)
 
 
-def _of_shares(spec: JobSpec, cells: tuple[Cell, ...], tenants: Guarantees, shape: ClusterShape) -> Iterator[Reason]:
-    """Yield that what is not guaranteed to others is not enough for a job that may not be stopped."""
-    if spec.preemptible or not tenants:
-        return
-    lefts = [_left(cell.group, spec.project, tenants, shape) for cell in cells]
-    if all(left < count for left, count in lefts):
-        smallest = min(range(len(cells)), key=lambda at: cells[at].group.gpu_count)
-        left, _ = lefts[smallest]
-        yield reason(ReasonCode.NEVER_BESIDE_SHARES, group=str(cells[smallest].group), left=float(left))
-
-
 def for_good(
     reasons: Sequence[Reason], spec: JobSpec, grid: Grid | None, tenants: Guarantees, shape: ClusterShape
 ) -> tuple[Reason, ...]:
@@ -118,20 +106,5 @@ def for_good(
     Args:
         grid: The job's, None where it is not known.
     """
-    cells = () if grid is None else (*grid.cells, *grid.mixed)
-    never = tuple(_of_shares(spec, cells, tenants, shape)) if cells else ()
-    return (*never, *(one for one in reasons if not never or one.code not in _OFFERS))
-
-
-def _left(group: GpuGroup, project: str, tenants: Guarantees, shape: ClusterShape) -> tuple[int, int]:
-    """Return what is scarcest of a group: (GPUs that are not guaranteed to others, GPUs that it takes of those)."""
-    own, total = tenants.get(project, _NOTHING), shape.gpu_count_by_type
-    guaranteed = sum(one.gpu_count for one in tenants.values())
-    found = [(own.gpu_count + max(sum(total.values()) - guaranteed, 0), group.gpu_count)]
-    takes = Counter[str]()
-    for part in group.parts:
-        takes[part.gpu_type] += part.gpu_count
-    for gpu_type, count in sorted(takes.items()):
-        named = sum(one.of(gpu_type) for one in tenants.values())
-        found.append((own.of(gpu_type) + max(total.get(gpu_type, 0) - named, 0), count))
-    return min(found, key=lambda pair: (pair[0] - pair[1], pair))
+    never = None if grid is None else never_beside_shares(spec, grid, tenants, shape)
+    return tuple(reasons) if never is None else (never, *(one for one in reasons if one.code not in _OFFERS))

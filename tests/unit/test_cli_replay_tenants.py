@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.job import JobId
+from arena.domain.launch import AttemptId
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import AttemptRecord, EndKind, JobState
+from arena_traces.formats.log_writing import log_job, log_lines
+from tests.builders import command_spec, job_record
 from tests.fakes.command_line import Arena, Done
 from tests.trace_files import ITP_HEAD, table, written
 
@@ -77,3 +84,73 @@ def test_what_is_wrong_is_told(arena: Arena, folder: Path, argv: Sequence[str], 
     done = replay(arena, folder, *(word.format(folder) for word in argv))
     assert done.code not in {0, 70}
     assert told in done.err
+
+
+@pytest.fixture
+def log(folder: Path) -> Path:
+    """Programs that ran 50 s each on the two GPUs of which one is now guaranteed to red."""
+    specs = {
+        "stuck": command_spec("stuck", count=2, preemptible=False),
+        "small": command_spec("small", count=1, preemptible=False),
+        "borrower": command_spec("borrower", count=2, preemptible=True),
+        "own": command_spec("own", count=1, preemptible=False, project="red"),
+    }
+    jobs = []
+    for at, (name, spec) in enumerate(specs.items()):
+        record = job_record(name, spec, submitted_at_s=float(at), state=JobState.SUCCEEDED, ended_at_s=50.0 + at)
+        jobs.append(log_job(record, spec, [ran(name, spec.gpus.count or 1, from_s=float(at))]))
+    lines = "".join(log_lines(jobs, exported_at_s=1_000.0, arena_version="0.1.0"))
+    return written(folder / "log.jsonl", lines.encode())
+
+
+def ran(name: str, gpu_count: int, *, from_s: float) -> AttemptRecord:
+    return AttemptRecord(
+        attempt_id=AttemptId(f"{name}.1"),
+        job_id=JobId(name),
+        epoch=1,
+        plan=None,
+        group=GpuGroup.of("cpu", [gpu_count]),
+        estimate=None,
+        allocation=Allocation(shares=()),
+        master_addr="127.0.0.1",
+        master_port=1,
+        cause=reason(ReasonCode.NOT_YET_EVALUATED),
+        decision_index=1,
+        decided_at_s=0.0,
+        launched_at_s=0.0,
+        first_step_at_s=from_s,
+        ended_at_s=from_s + 50.0,
+        outcome=EndKind.FINISHED,
+    )
+
+
+def replay_of_log(arena: Arena, log: Path, *argv: object) -> Done:
+    files = (log, "--cluster", log.with_name("cluster.yaml"), "--tenants", log.with_name("tenants.yaml"))
+    return arena("replay", *files, "--restart-s", 1, *argv)
+
+
+def test_a_job_that_never_starts_beside_shares_is_named_before_any_run(arena: Arena, log: Path) -> None:
+    done = replay_of_log(arena, log, "--policy", "fcfs,arena")
+    assert done.code == 4, done.err
+    assert "1 of 4 jobs can never start beside the shares of others: stuck (line 2)" in done.err
+    assert "leaves 1 such GPU" in done.err
+    assert "leave out --tenants" in done.err
+    assert "--drop-unplaceable" in done.err
+
+
+@pytest.mark.parametrize("kind", ["auto", "rigid"])
+def test_a_job_that_never_starts_beside_shares_is_left_out_under_all_policies(
+    arena: Arena, log: Path, kind: str
+) -> None:
+    options = ("--policy", "fcfs,arena", "--kind", kind, "--drop-unplaceable")
+    done = replay_of_log(arena, log, *options, "--json")
+    assert done.code == 0, done.err
+    assert (done.document["replayed_job_count"], done.document["unplaceable_count"]) == (3, 1)
+    assert [one["whole"]["job_count"] for one in done.document["policies"]] == [3, 3]
+    told = " ".join(replay_of_log(arena, log, *options).out.split())
+    assert "left out 1 job that may not be stopped and can never start beside the shares of others: stuck" in told
+
+
+def test_policies_that_keep_no_shares_run_all_jobs(arena: Arena, log: Path) -> None:
+    done = replay_of_log(arena, log, "--policy", "fcfs", "--json")
+    assert (done.code, done.document["unplaceable_count"]) == (0, 0), done.err
