@@ -203,24 +203,31 @@ class Submission:
         """Submit a job; one with a deadline has its answer before the next one asks.
 
         Its grid is planned before that, as long as it takes: others do not wait for it. Where the cluster has another
-        shape by then it is planned anew.
+        shape by then it is planned anew, once: where nodes come and go for ever it would never be answered. An answer
+        from the shape of a moment ago is one that the engine corrects when the job is there.
         """
         if spec.deadline_s is None:
             return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
-        while True:
-            shape, planned = self._present_shape(), None
-            if request_id not in self._recent:
-                planned = await self._planned(spec, shape, allow_infeasible=allow_infeasible)
-            async with self._admitting:
-                is_known = request_id in self._recent
-                if not is_known and (planned is None or self._present_shape() != shape):
-                    continue
-                answer = None if is_known else await self._deadline_answer(spec, planned)
-                submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
-                if submitted.is_new and submitted.job_id is not None and answer is not None:
-                    await self._until_planned(submitted.job_id)
-                    return replace(submitted, deadline=await self._as_recorded(submitted.job_id, answer))
-                return submitted
+        shape = self._present_shape()
+        planned = await self._planned(spec, shape, allow_infeasible=allow_infeasible)
+        async with self._admitting:
+            if self._present_shape() == shape:
+                return await self._answered(spec, user, request_id, planned, allow_infeasible=allow_infeasible)
+        planned = await self._planned(spec, self._present_shape(), allow_infeasible=allow_infeasible)
+        async with self._admitting:
+            return await self._answered(spec, user, request_id, planned, allow_infeasible=allow_infeasible)
+
+    async def _answered(
+        self, spec: JobSpec, user: str, request_id: str, planned: Planned | None, *, allow_infeasible: bool
+    ) -> Submitted:
+        """Submit a job with a deadline, which is answered from what was planned; no other one is meanwhile."""
+        is_known = request_id in self._recent
+        answer = None if is_known else await self._deadline_answer(spec, planned)
+        submitted = await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+        if not submitted.is_new or submitted.job_id is None or answer is None:
+            return submitted
+        await self._until_planned(submitted.job_id)
+        return replace(submitted, deadline=await self._as_recorded(submitted.job_id, answer))
 
     async def _as_recorded(self, job_id: JobId, answer: DeadlineAnswer) -> DeadlineAnswer:
         """Return what the engine promised: something may have happened between the question and the submission.

@@ -24,7 +24,7 @@ from arena_scheduler.access import Caller, Role
 from arena_scheduler.grids import Built, GridCache
 from arena_scheduler.outputs import Outputs
 from arena_scheduler.submission import Submission
-from tests.builders import command_spec, node_info, scaling_grid, train_spec
+from tests.builders import command_spec, node_info, scaling_grid, shape, train_spec
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
 
 ANN = Caller(user="ann", role=Role.USER)
@@ -344,6 +344,46 @@ async def test_others_are_taken_while_a_strict_deadline_waits_for_its_grid(
         held.is_let_go.set()
         with pytest.raises(RefusedError, match="cannot be promised any more"):  # its policy promises nothing
             await waiting
+
+
+class Restless:
+    """Grids of a cluster that has one node more whenever one of them is there, until it has 20."""
+
+    NODES_MAX = 20
+
+    def __init__(self, submission: Submission) -> None:
+        self._grids = submission._grids
+        self.node_count = 1
+        submission._grids = self  # type: ignore[assignment]
+        submission._present_shape = lambda: shape(("cpu", self.node_count, 1))  # type: ignore[method-assign]
+
+    async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
+        built = await self._grids.get(spec, shape)
+        self.node_count = min(self.node_count + 1, self.NODES_MAX)
+        return built
+
+    def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("allow_infeasible", [False, True])
+@pytest.mark.parametrize("is_strict", [False, True])
+async def test_a_deadline_is_answered_in_a_cluster_whose_nodes_come_and_go(
+    tmp_path: Path, allow_infeasible: bool, is_strict: bool
+) -> None:
+    spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0, is_deadline_strict=is_strict)
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1"))
+        await agent.next_of("verdict")
+        submission = promising(cluster)
+        restless = Restless(submission)
+        submitting = submission.submit(spec, ANN, "first", allow_infeasible=allow_infeasible)
+        if is_strict:
+            with pytest.raises(RefusedError, match="cannot be promised any more"):  # its policy promises nothing
+                await submitting
+        else:
+            assert (await submitting).deadline is not None
+        assert restless.node_count < Restless.NODES_MAX, "it was planned until the cluster came to rest"
 
 
 async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Path) -> None:
