@@ -131,7 +131,7 @@ def _refuse_job_file(argv: tuple[str, ...], count: int) -> None:
     if len(argv) == 1 and Path(name).suffix in {".yaml", ".yml"} and not os.access(name, os.X_OK):
         raise UserError(
             f"{name} is a job file, and --gpus is for commands",
-            fix=f"submit it with --set gpus.count={count}, or run a command: --gpus {count} -- COMMAND",
+            fix=f"submit it with --set 'gpus={{count: {count}}}', or run a command: --gpus {count} -- COMMAND",
         )
 
 

@@ -208,7 +208,7 @@ def test_a_job_file_is_not_run_as_a_program(arena: Arena, fake: FakeScheduler, t
     done = arena("submit", "job.yaml", "--gpus", "2")
     assert done.code == 4
     assert "job.yaml is a job file" in done.err
-    assert "--set gpus.count=2" in done.err
+    assert "--set 'gpus={count: 2}'" in done.err
     (tmp_path / "job.yaml").chmod(0o755)
     assert arena("submit", "--gpus", "2", "--", "./job.yaml").code == 0
 

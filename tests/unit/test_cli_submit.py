@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,21 @@ def test_a_command_is_submitted_as_it_is_with_directory_and_environment(
     assert (spec.gpus.count, spec.gpus.types) == (2, ("cpu",))
     assert (spec.command.env["MY_VARIABLE"], spec.command.env["X"]) == ("a b", "1=2")
     assert not [name for name in spec.command.env if name.startswith("ARENA_")]
+
+
+@pytest.mark.parametrize("limits", ["{min: 1, max: 4}", "{count: 1}", "{min: 2}"])
+def test_what_is_advised_for_a_job_file_with_gpus_works(
+    arena: Arena, fake: FakeScheduler, tmp_path: Path, limits: str
+) -> None:
+    (tmp_path / "job.yaml").write_text(f"{SPEC}gpus: {limits}\n")
+    refused = arena("submit", "job.yaml", "--gpus", "2")
+    assert refused.code == 4
+    advised = re.search(r"Submit it with (--set .*?), or", refused.err)
+    assert advised is not None, refused.err
+    done = arena("submit", "job.yaml", *shlex.split(advised[1]))
+    assert done.code == 0, done.err
+    gpus = fake.jobs["j-5"].spec.gpus
+    assert (gpus.count, gpus.min, gpus.max) == (2, None, None)
 
 
 def test_a_command_may_be_submitted_without_the_environment(arena: Arena, fake: FakeScheduler) -> None:
