@@ -41,7 +41,7 @@ def export(app: App, *, out: str | None, user: str | None, project: str | None) 
     """  # noqa: D301 - click wants the backspace itself
     with app.client() as client:
         export = _Export(client=client, user=user, project=project)
-        with _progress(app, client) as advance:
+        with _progress(app, client, is_shown=out is not None or not app.out.is_terminal) as advance:
             lines = export.lines(advance)
             if out is None:
                 for line in lines:
@@ -137,12 +137,16 @@ class _Export:
 
 
 @contextmanager
-def _progress(app: App, client: ArenaClient) -> Iterator[Advance]:
-    """Show how many jobs are there, of all that the scheduler knows."""
+def _progress(app: App, client: ArenaClient, *, is_shown: bool) -> Iterator[Advance]:
+    """Show how many jobs are there, of all that the scheduler knows.
+
+    Args:
+        is_shown: False where the log itself goes to the terminal: a bar would stand amid its lines.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
-    is_shown = not app.out.json_mode and sys.stderr.isatty()
+    is_shown = is_shown and not app.out.json_mode and sys.stderr.isatty()
     with Progress(console=Console(stderr=True), transient=True, disable=not is_shown) as bar:
         total = sum(client.status(job_count_max=1).job_count_by_state.values()) if is_shown else None
         task = bar.add_task("exporting", total=total)

@@ -9,12 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.progress import Progress
 
+from arena.cli.main import run
 from arena.domain.records import JobState
 from arena_traces.reading import read_trace
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena
+from tests.fakes.command_line import Arena, Terminal
 from tests.fakes.scheduler_server import FakeScheduler
 
 
@@ -81,3 +83,23 @@ def test_a_full_disk_leaves_no_half_log(arena: Arena, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (done.code, done.out) == (8, "")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_bar_stands_amid_a_log_that_goes_to_the_terminal(
+    arena: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+
+    def shown(*_: object, disable: bool, **__: object) -> Progress:
+        seen.append(not disable)
+        return Progress(disable=True)
+
+    monkeypatch.setattr("rich.progress.Progress", shown)
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", Terminal())
+        with monkeypatch.context() as both:
+            both.setattr("sys.stdout", Terminal())
+            assert run(["export"]) == 0
+            assert run(["export", "--out", str(tmp_path / "log.jsonl")]) == 0
+        assert run(["export"]) == 0
+    assert seen == [False, True, True], "a file, or a pipe, has nothing to do with a bar on the terminal"
