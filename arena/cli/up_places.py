@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,9 @@ from arena.cli.quoting import quoted
 from arena.cli.services import state_home
 from arena.cli.words import time_text
 from arena.errors import UnavailableError
+
+_KNOCK_LIMIT_S = 1.0
+"""For a connection to an address, where nobody answered there before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +67,47 @@ def explained(error: UnavailableError, address: str) -> UnavailableError:
     """Return an error of a scheduler that does not answer, with what is known of the ``arena up`` that served there."""
     places = _places()
     here = next((place for place in places if place.address == address), None)
+    if here is not None and here.is_alive:
+        log = quoted(str(Path(here.directory) / "up.log"))
+        fix = f"try again in a moment; {log} has what became of its scheduler"
+        return _because(error, f"{_named(here)} is there, but its scheduler is not", fix)
+    listening = _stranger_text(address)
+    became = [] if here is None else [_ended_text(here)]
+    living = [place for place in places if place.is_alive]
+    if living:
+        served = [f"{_named(place)} serves at {place.address}" for place in living]
+        fix = f"give --scheduler {living[0].address}, or set ARENA_SCHEDULER"
+        return _because(error, "; ".join([*served, *became, *listening]), fix)
     if here is None:
-        return _elsewhere(error, [place for place in places if place.is_alive])
-    is_usual = here.directory == str((state_home() / "up").absolute())
-    option = "" if is_usual else f" --dir {quoted(here.directory)}"
-    again = f"start it again with `arena up{option}`, its jobs are kept"
-    named = f"`arena up` on {quoted(here.directory)}"
-    if here.is_alive:
-        fix = f"try again in a moment; {quoted(str(Path(here.directory) / 'up.log'))} has what became of its scheduler"
-        return _because(error, f"{named} is there, but its scheduler is not", fix)
+        return _because(error, listening[0], error.fix) if listening else error
+    return _because(error, "; ".join([*became, *listening]), f"start it again with {_up_text(here)}, its jobs are kept")
+
+
+def _up_text(place: Place) -> str:
+    is_usual = place.directory == str((state_home() / "up").absolute())
+    return "`arena up`" if is_usual else f"`arena up --dir {quoted(place.directory)}`"
+
+
+def _named(place: Place) -> str:
+    return f"`arena up` on {quoted(place.directory)}"
+
+
+def _ended_text(here: Place) -> str:
+    """Return how an ``arena up`` that runs no more ended."""
     if here.ended_at_s is None:
-        return _because(error, f"{named} is not there any more, and could not say why", again)
+        return f"{_named(here)} is not there any more, and could not say why"
     ended = f"at {time_text(here.ended_at_s)}"
-    return _because(error, f"{named} {f'ended {ended}: {here.why}' if here.why else f'was stopped {ended}'}", again)
+    return f"{_named(here)} {f'ended {ended}: {here.why}' if here.why else f'was stopped {ended}'}"
 
 
-def _elsewhere(error: UnavailableError, living: list[Place]) -> UnavailableError:
-    if not living:
-        return error
-    served = "; ".join(f"`arena up` on {quoted(place.directory)} serves at {place.address}" for place in living)
-    return _because(error, error.why, f"{served}: give --scheduler {living[0].address}, or set ARENA_SCHEDULER")
+def _stranger_text(address: str) -> list[str]:
+    """Return that somebody listens at an address where no scheduler answered; nothing where nobody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_LIMIT_S).close()
+    except (OSError, ValueError):
+        return []
+    return [f"what listens at {address} does not answer as a scheduler does"]
 
 
 def _because(error: UnavailableError, why: str, fix: str) -> UnavailableError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -260,8 +261,34 @@ def test_who_finds_nobody_is_told_that_it_was_stopped_or_is_gone_or_comes_back(
 def test_who_asks_at_the_usual_address_is_told_where_one_serves(told: Callable[[], str], tmp_path: Path) -> None:
     assert told() == NOBODY.message
     with known_place(place(tmp_path, address="127.0.0.1:2")):
-        assert f"`arena up` on {tmp_path} serves at 127.0.0.1:2: give --scheduler 127.0.0.1:2" in told()
+        assert f"`arena up` on {tmp_path} serves at 127.0.0.1:2. Give --scheduler 127.0.0.1:2" in told()
     assert told() == NOBODY.message
+
+
+def test_who_lives_elsewhere_is_named_before_who_was_stopped_here(told: Callable[[], str], tmp_path: Path) -> None:
+    stopped, live = tmp_path / "stopped", tmp_path / "live"
+    stopped.mkdir()
+    live.mkdir()
+    with known_place(place(stopped)):
+        pass
+    with known_place(place(live, address="127.0.0.1:2")):
+        said = told()
+    assert f"at {ADDRESS}: `arena up` on {live} serves at 127.0.0.1:2; `arena up` on {stopped} was stopped" in said
+    assert "Give --scheduler 127.0.0.1:2" in said
+    assert "start it again" not in said
+
+
+@pytest.mark.usefixtures("told")
+def test_who_listens_and_is_no_scheduler_is_told_of(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        address = f"127.0.0.1:{stranger.getsockname()[1]}"
+        listening = f"what listens at {address} does not answer as a scheduler does"
+        assert listening in explained(NOBODY, address).message
+        with known_place(place(tmp_path, address=address)):
+            pass
+        assert f"; {listening}" in explained(NOBODY, address).message
+        with known_place(place(tmp_path, address="127.0.0.1:2")):
+            assert f"serves at 127.0.0.1:2; {listening}" in explained(NOBODY, address).message
 
 
 def test_what_is_kept_of_a_place_goes_with_its_directory(told: Callable[[], str], tmp_path: Path) -> None:
