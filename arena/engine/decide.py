@@ -51,6 +51,7 @@ def decide(draft: Draft, policy: Policy) -> None:
     draft.update(decision_due=False, due_since_s=None, decision_index=index)
     state = draft.state
     if not state.queue and not state.holding:
+        draft.update(decided_at_s=draft.now_s)
         rest(draft)
         return
     decision = _ask(draft, policy, index)
@@ -69,14 +70,7 @@ def decide(draft: Draft, policy: Policy) -> None:
 
 def rest(draft: Draft) -> None:
     """Take note that there is nothing to decide at present."""
-    draft.update(
-        decision_due=False,
-        due_since_s=None,
-        decided_at_s=draft.now_s,
-        rest=None,
-        reasons={},
-        look_again_at_s=None,
-    )
+    draft.update(decision_due=False, due_since_s=None, rest=None, reasons={}, look_again_at_s=None)
 
 
 def _tell_broken(draft: Draft, decision: Decision) -> None:

@@ -125,10 +125,11 @@ class Engine:
         if draft.state.shape_dirty_at_s is not None and self.config.shape_settle_s <= 0:
             nodes.settle_shape(draft)
         if draft.state.decision_due:
-            if self._serves_waiting_only and not draft.state.queue:
+            has_nobody = self._serves_waiting_only and not draft.state.queue
+            if has_nobody and not self.config.decide_after_s:
                 rest(draft)
             elif self._is_to_decide(draft, event):
-                decide(draft, self.policy)
+                rest(draft) if has_nobody else decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
         return step

@@ -126,9 +126,9 @@ def test_a_gathered_decision_waits_its_time() -> None:
 
 
 def test_a_look_that_the_policy_wished_for_is_gathered_like_any_event() -> None:
-    """a starts at 30 s and passes 50 GPU-seconds at 80 s; 30 s later b takes its place.
+    """Nodes come at -1 s, so a starts at 29 s and passes 50 GPU-seconds at 79 s; 30 s later b takes its place.
 
-    What is gathered from then on is decided on at 140 s, when b's 10 s are long over and 20 steps of a are left.
+    What is gathered from then on is decided on at 139 s, when b's 10 s are long over and 20 steps of a are left.
     """
     replay = Replay(
         shape=shape(("cpu", 1, 1)),
@@ -140,7 +140,7 @@ def test_a_look_that_the_policy_wished_for_is_gathered_like_any_event() -> None:
     steps: list[Step] = []
     outcomes = replay.run([job("a", 0.0, 100), job("b", 35.0, 10)], watch=steps.append).outcomes
     ended_at_s = {str(one.job_id): one.ended_at_s for one in outcomes}
-    assert ended_at_s == pytest.approx({"b": 120.0, "a": 160.0}, abs=0.01)
+    assert ended_at_s == pytest.approx({"b": 119.0, "a": 159.0}, abs=0.01)
     assert len(steps) < 100
 
 
