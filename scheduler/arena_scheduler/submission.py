@@ -208,6 +208,9 @@ class Submission:
         """
         if spec.deadline_s is None:
             return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)
+        earlier = await self._earlier(request_id, user)
+        if earlier is not None:
+            return earlier
         shape = self._present_shape()
         planned = await self._planned(spec, shape, allow_infeasible=allow_infeasible)
         async with self._admitting:
@@ -333,7 +336,13 @@ class Submission:
             return _repeated(owner.job_id, owner.user, user)
         self._outputs.refuse_taken(spec)
         if not allow_infeasible:
-            await self._refuse_infeasible(spec)
+            try:
+                await self._refuse_infeasible(spec)
+            except ArenaError:
+                earlier = await self._earlier(request_id, user)
+                if earlier is None:
+                    raise
+                return earlier
         warnings = await self._doubts(spec)
         job_id = JobId(f"{self._store.identity}-{next(self._numbers)}")
         event = JobSubmitted(
@@ -348,12 +357,26 @@ class Submission:
                 await self._inbox.request(event)
         except InternalError:
             # The table keeps request ids unique: most likely this one was accepted long ago.
-            known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)
-            if known is None:
+            earlier = await self._earlier(request_id, user)
+            if earlier is None:
                 raise
-            return _repeated(known.job_id, known.user, user)
+            return earlier
         self._remember(request_id, job_id, user)
         return Submitted(job_id=job_id, is_new=True, warnings=warnings)
+
+    async def _earlier(self, request_id: str, user: str) -> Submitted | None:
+        """Return the answer to a request whose job was taken already, be it by a scheduler before this one.
+
+        Raises:
+            UserError: Another user's job has the request id.
+        """
+        recent = self._recent.get(request_id)
+        if recent is None:
+            known = await asyncio.to_thread(self._store.reader.job_of_request, request_id)
+            if known is None:
+                return None
+            recent = (known.job_id, known.user)
+        return _repeated(*recent, user)
 
     def _remember(self, request_id: str, job_id: JobId, user: str) -> None:
         self._recent[request_id] = (job_id, user)

@@ -386,6 +386,33 @@ async def test_a_deadline_is_answered_in_a_cluster_whose_nodes_come_and_go(
         assert restless.node_count < Restless.NODES_MAX, "it was planned until the cluster came to rest"
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"deadline_s": 1_000.0, "is_deadline_strict": True},  # cannot be promised now
+        {"deadline_s": 1_000.0, "gpus": {"count": 4}},  # no group can hold it now
+        {"gpus": {"count": 4}},
+    ],
+)
+async def test_a_request_said_again_after_a_restart_is_answered_with_its_job_though_it_would_be_refused_now(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1"))
+        await agent.next_of("verdict")
+        spec = train_spec("x", stop={"steps": 100}, **fields)
+        lenient = spec.model_copy(update={"is_deadline_strict": False})
+        taken = await promising(cluster).submit(lenient, ANN, "same", allow_infeasible=True)
+        restarted = promising(cluster)  # it remembers nothing
+        restarted._admission = lambda *_: Admission(is_promised=False, earliest_end_s=None)
+        again = await restarted.submit(spec, ANN, "same", allow_infeasible=False)
+        assert (again.job_id, again.is_new) == (taken.job_id, False)
+        with pytest.raises(UserError, match="this request_id is taken"):
+            await restarted.submit(spec, Caller(user="bob", role=Role.USER), "same", allow_infeasible=False)
+        with pytest.raises((RefusedError, InfeasibleError)):
+            await restarted.submit(spec, ANN, "another", allow_infeasible=False)
+
+
 async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Path) -> None:
     async with cluster_of(quick_config(tmp_path)) as cluster:
         client = cluster.client()
