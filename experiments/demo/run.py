@@ -9,19 +9,20 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import matplotlib as mpl
 import numpy as np
 
-from arena.cli.output import Output
+from arena.cli.output import Output, ReaderGoneError
 from arena.cli.quoting import escaped
 
 mpl.use("Agg")
@@ -35,7 +36,43 @@ MEAN_STEPS = 10
 PARTS = ("stop_s", "place_s", "launch_s", "load_s", "first_step_s")
 JOB_COLUMN = 10
 """Where the job's name stands in the line of an entry, and where a long one goes on."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+BROKEN_PIPE = 128 + signal.SIGPIPE
 Entry = Mapping[str, Any]
+
+
+class StoppedError(BaseException):
+    """A signal ends the demo; its number is the argument.
+
+    No ``Exception``, as ``KeyboardInterrupt`` is none.
+    """
+
+
+def end_at_signals() -> None:
+    """Have Ctrl-C, TERM and the end of the terminal end the demo with all that it started."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        with suppress(OSError):  # the terminal may be what went away
+            os.write(2, f"\n{signal.Signals(number).name}: ending the cluster and its jobs\n".encode())
+        raise StoppedError(number)
+
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup is to be kept
+            signal.signal(number, stop)
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Let what must not be left half done be done: signals that would end it are delivered afterwards."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +84,17 @@ class Cluster:
 
     def arena(self, *words: str) -> Any:
         """Run one command of the CLI and return the JSON it prints."""
-        done = subprocess.run(
-            [str(ARENA), "--json", *words], env=self.environment, check=False, capture_output=True, text=True
-        )
+        done = arena_done(["--json", *words], self.environment)
         if done.returncode:
             raise SystemExit(f"arena {' '.join(words)} failed: {done.stderr.strip()}")
         return json.loads(done.stdout) if done.stdout.strip() else None
 
-    def follow(self) -> Iterator[Entry]:
+    def follow(self) -> Generator[Entry, None, None]:
         """Yield history entries as they appear."""
         argv = [str(ARENA), "--json", "events", "--follow"]
-        with subprocess.Popen(argv, env=self.environment, stdout=subprocess.PIPE, text=True) as events:
+        with subprocess.Popen(
+            argv, env=self.environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as events:
             assert events.stdout is not None
             try:
                 for line in events.stdout:
@@ -66,19 +103,26 @@ class Cluster:
                 events.terminate()
 
 
+def arena_done(words: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run one command of the CLI to its end; a Ctrl-C reaches the demo alone, which ends what it started in order."""
+    argv = [str(ARENA), *words]
+    return subprocess.run(argv, env=environment, check=False, capture_output=True, text=True, start_new_session=True)
+
+
 @contextmanager
 def cluster_of(directory: Path, *, agents: int, gpus_per_agent: int) -> Iterator[Cluster]:
     """Start a scheduler and agents, and stop them at the end."""
-    argv = [str(ARENA), "up", "--detach", "--port", "0", "--dir", str(directory)]
-    argv += ["--agents", str(agents), "--gpus-per-agent", str(gpus_per_agent)]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"arena up failed: {done.stdout}{done.stderr}")
-    address = (directory / "address").read_text(encoding="utf-8").strip()
+    words = ["--port", "0", "--agents", str(agents), "--gpus-per-agent", str(gpus_per_agent)]
     try:
+        with signals_held_back():  # what is half started cannot be found to be ended
+            done = arena_done(["up", "--detach", "--dir", str(directory), *words], os.environ)
+        if done.returncode:
+            raise SystemExit(f"arena up failed: {done.stdout}{done.stderr}")
+        address = (directory / "address").read_text(encoding="utf-8").strip()
         yield Cluster(directory=directory, environment={**os.environ, "ARENA_SCHEDULER": address})
     finally:
-        subprocess.run([str(ARENA), "down", "--dir", str(directory)], check=False, capture_output=True)
+        with signals_held_back():
+            arena_done(["down", "--dir", str(directory)], os.environ)
 
 
 def play(cluster: Cluster, out: Output, *, others_at_step: int) -> list[Entry]:
@@ -87,22 +131,23 @@ def play(cluster: Cluster, out: Output, *, others_at_step: int) -> list[Entry]:
     entries: list[Entry] = []
     began_at_s: float | None = None
     open_jobs = set(names)
-    for entry in cluster.follow():
-        job_id = entry["job_id"]
-        if job_id not in names:
-            continue
-        entries.append(entry)
-        began_at_s = entry["at_s"] if began_at_s is None else began_at_s
-        if entry["kind"] not in QUIET_KINDS and worth_a_line(entry):
-            show(out, entry, names[job_id], began_at_s)
-        if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= others_at_step:
-            others = {cluster.arena("submit", str(HERE / f"{name}.yaml"))["job_id"]: name for name in OTHERS}
-            names |= others
-            open_jobs |= set(others)
-        if entry["kind"] == "job_state" and entry["data"]["after"] in {"succeeded", "failed", "cancelled"}:
-            open_jobs.discard(job_id)
-            if not open_jobs:
-                break
+    with closing(cluster.follow()) as history:
+        for entry in history:
+            job_id = entry["job_id"]
+            if job_id not in names:
+                continue
+            entries.append(entry)
+            began_at_s = entry["at_s"] if began_at_s is None else began_at_s
+            if entry["kind"] not in QUIET_KINDS and worth_a_line(entry):
+                show(out, entry, names[job_id], began_at_s)
+            if len(names) == 1 and entry["kind"] == "job_progress" and entry["data"]["step"] >= others_at_step:
+                others = {cluster.arena("submit", str(HERE / f"{name}.yaml"))["job_id"]: name for name in OTHERS}
+                names |= others
+                open_jobs |= set(others)
+            if entry["kind"] == "job_state" and entry["data"]["after"] in {"succeeded", "failed", "cancelled"}:
+                open_jobs.discard(job_id)
+                if not open_jobs:
+                    break
     failed = [entry["message"] for entry in entries if entry["data"].get("after") in {"failed", "cancelled"}]
     if failed:
         raise SystemExit(f"a job did not finish: {'; '.join(failed)}")
@@ -163,31 +208,46 @@ def running_mean(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, np.ones(MEAN_STEPS) / MEAN_STEPS, mode="valid")
 
 
-def main() -> None:
-    """Run the demo."""
+def run(out: Output, *, others_at_step: int, keep: bool) -> list[Entry]:
+    """Play on a cluster of its own, of which nothing is left, and return all entries."""
+    directory = Path(tempfile.mkdtemp(prefix="arena-demo-"))
+    try:
+        with cluster_of(directory, agents=2, gpus_per_agent=2) as cluster:
+            return play(cluster, out, others_at_step=others_at_step)
+    finally:
+        if keep:
+            out.line(f"files in {directory}")
+        else:
+            with signals_held_back():
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def main() -> int:
+    """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="where the picture goes")
     parser.add_argument("--others-at-step", type=int, default=60, help="step of the first job at which the others come")
     parser.add_argument("--keep", action="store_true", help="keep the cluster's files")
     arguments = parser.parse_args()
     out = Output(json_mode=False)
-    directory = Path(tempfile.mkdtemp(prefix="arena-demo-"))
+    end_at_signals()
     try:
-        with cluster_of(directory, agents=2, gpus_per_agent=2) as cluster:
-            entries = play(cluster, out, others_at_step=arguments.others_at_step)
-    finally:
-        if arguments.keep:
-            out.line(f"files in {directory}")
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-    if not any(entry["kind"] == "plan_changed" for entry in entries):
-        raise SystemExit("no plan changed; that is not the demo")
-    show_changes(out, entries)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    picture = arguments.out / "loss.png"
-    draw(entries, picture)
-    out.line(f"loss curve: {picture}")
+        entries = run(out, others_at_step=arguments.others_at_step, keep=arguments.keep)
+        if not any(entry["kind"] == "plan_changed" for entry in entries):
+            raise SystemExit("no plan changed; that is not the demo")
+        show_changes(out, entries)
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        picture = arguments.out / "loss.png"
+        draw(entries, picture)
+        out.line(f"loss curve: {picture}")
+    except StoppedError as stopped:
+        return 128 + int(stopped.args[0])
+    except ReaderGoneError:
+        # Keep the interpreter from complaining at its exit that it cannot flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

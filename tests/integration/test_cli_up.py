@@ -22,6 +22,7 @@ from arena.cli.up_jobs import hold_all
 from arena.domain.records import Wish
 from tests.builders import command_spec
 from tests.fakes.local_cluster import wait_until
+from tests.fakes.processes_here import processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -64,20 +65,6 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def processes_of(directory: Path) -> list[int]:
-    """Living processes whose command line or environment names a directory."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if os.fsencode(directory) in text:
-                found.append(int(entry.name))
-    return found
 
 
 def command_of(pid: int) -> bytes:
