@@ -202,9 +202,10 @@ class Submission:
     async def _admitted(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Submit a job; one with a deadline has its answer before the next one asks.
 
-        Its grid is planned before that, as long as it takes: others do not wait for it. Where the cluster has another
-        shape by then it is planned anew, once: where nodes come and go for ever it would never be answered. An answer
-        from the shape of a moment ago is one that the engine corrects when the job is there.
+        Its grid is planned before that, as long as it takes: others are answered meanwhile, as far as their grids are
+        known or not needed (the planner makes one after the other). Where the cluster has another shape by then it is
+        planned anew, once: where nodes come and go for ever it would never be answered. An answer from the shape of a
+        moment ago is one that the engine corrects when the job is there.
         """
         if spec.deadline_s is None:
             return await self._submit(spec, user, request_id, allow_infeasible=allow_infeasible)

@@ -21,7 +21,7 @@ from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena_scheduler import submission as submission_module
 from arena_scheduler.access import Caller, Role
-from arena_scheduler.grids import Built, GridCache
+from arena_scheduler.grids import Built
 from arena_scheduler.outputs import Outputs
 from arena_scheduler.submission import Submission
 from tests.builders import command_spec, node_info, scaling_grid, shape, train_spec
@@ -299,51 +299,53 @@ async def test_a_strict_deadline_is_answered_by_its_grid_however_long_that_takes
 
 
 class Holding:
-    """Grids of a scheduler, of which one job's takes until it is let go.
+    """A planner that makes the grid of a job named slow only once it is let go."""
 
-    Args:
-        grids: The scheduler's.
-        name: The job's.
-    """
+    version = "holding"
 
-    def __init__(self, grids: GridCache, name: str) -> None:
-        self._grids, self._name = grids, name
-        self.is_asked, self.is_let_go = asyncio.Event(), asyncio.Event()
+    def __init__(self) -> None:
+        self.is_asked, self.is_let_go = threading.Event(), threading.Event()
 
-    async def get(self, spec: JobSpec, shape: ClusterShape) -> Built:
-        if spec.name == self._name:
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        if spec.name == "slow":
             self.is_asked.set()
-            await self.is_let_go.wait()
-        return await self._grids.get(spec, shape)
-
-    def may_widen(self, spec: JobSpec, shape: ClusterShape) -> bool:
-        return False
+            self.is_let_go.wait()
+        return scaling_grid("cpu", [(1,)])
 
 
-@pytest.mark.parametrize("allow_infeasible", [False, True])
 @pytest.mark.parametrize("deadline_s", [None, 1_000.0])
-async def test_others_are_taken_while_a_strict_deadline_waits_for_its_grid(
-    tmp_path: Path, allow_infeasible: bool, deadline_s: float | None
+@pytest.mark.parametrize(("is_grid_known", "allow_infeasible"), [(True, False), (True, True), (False, True)])
+async def test_others_whose_grids_are_known_or_not_needed_are_taken_while_a_strict_deadline_waits_for_its_grid(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_grid_known: bool,
+    allow_infeasible: bool,
+    deadline_s: float | None,
 ) -> None:
+    monkeypatch.setattr(submission_module, "PLANNED_WITHIN_S", 0.1)
     slow = train_spec("slow", stop={"steps": 100}, deadline_s=1_000.0, is_deadline_strict=True)
-    async with cluster_of(quick_config(tmp_path)) as cluster:
-        agent = await cluster.agent(node_info("n1"))
-        await agent.next_of("verdict")
-        submission = promising(cluster)
-        held = Holding(cluster.running._parts.grids, "slow")
-        submission._grids = held  # type: ignore[assignment]
-        waiting = asyncio.create_task(submission.submit(slow, ANN, "first", allow_infeasible=allow_infeasible))
-        await held.is_asked.wait()
-        quick = train_spec("quick", stop={"steps": 100}, deadline_s=deadline_s)
-        async with asyncio.timeout(60.0):  # against a hang only
-            taken = await submission.submit(quick, ANN, "second", allow_infeasible=allow_infeasible)
-        assert taken.is_new
-        assert not waiting.done()
-        second = await cluster.agent(node_info("n2"))  # the cluster has another shape when the grid is there
-        await second.next_of("verdict")
-        held.is_let_go.set()
-        with pytest.raises(RefusedError, match="cannot be promised any more"):  # its policy promises nothing
-            await waiting
+    quick = train_spec("quick", stop={"steps": 100}, deadline_s=deadline_s, train={"global_batch": 64})
+    source = Holding()
+    try:
+        async with cluster_of(quick_config(tmp_path), source=source) as cluster:
+            agent = await cluster.agent(node_info("n1"))
+            await agent.next_of("verdict")
+            submission = promising(cluster)
+            if is_grid_known:
+                await submission._grids.get(quick, submission._present_shape())
+            waiting = asyncio.create_task(submission.submit(slow, ANN, "first", allow_infeasible=allow_infeasible))
+            await asyncio.to_thread(source.is_asked.wait)
+            async with asyncio.timeout(60.0):  # against a hang only
+                taken = await submission.submit(quick, ANN, "second", allow_infeasible=allow_infeasible)
+            assert taken.is_new
+            assert not waiting.done()
+            second = await cluster.agent(node_info("n2"))  # the cluster has another shape when the grid is there
+            await second.next_of("verdict")
+            source.is_let_go.set()
+            with pytest.raises(RefusedError, match="cannot be promised"):  # its policy promises nothing
+                await waiting
+    finally:
+        source.is_let_go.set()
 
 
 class Restless:
