@@ -10,6 +10,9 @@ GAP = "  "
 
 _WHOLE_WIDTH_MAX = 24
 """Columns up to this wide are never folded, others not below it: a state in two pieces is misread."""
+_WORD_WIDTH_MAX = 60
+"""Words up to this wide, as ids and names of hosts are, stay whole in a column; those with a digit always do."""
+
 _HAS_DIGIT = re.compile(r"\S*[0-9]\S*")
 # What stands between backquotes is to be copied, so that it stays on one line; so does a number with its share in (%).
 _WORD = re.compile(r"( *)((?:[^\s`]|`[^`]*`)+(?: \([^\s()]*\)\S*)?|\S+)")
@@ -32,25 +35,27 @@ def folded(text: str, width: int, hanging: int = 0) -> list[str]:
         hanging: Columns by which all lines but the first are indented.
     """
     lines: list[str] = []
-    line = ""
-    for blanks, word in _WORD.findall(text):
-        if line.strip() and text_width(line + blanks + word) > width:
-            lines.append(line)
-            line = " " * hanging + word
-        else:
-            line += blanks + word
-    return [*lines, line]
+    for part in text.split("\n"):
+        line = " " * hanging if lines else ""
+        for blanks, word in _WORD.findall(part.rstrip()):
+            if line.strip() and text_width(line + blanks + word) > width:
+                lines.append(line)
+                line = " " * hanging + word
+            else:
+                line += blanks + word
+        lines.append(line)
+    return lines
 
 
 def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """Return how wide the columns of a table are on a terminal, or None where it is too narrow for them side by side.
 
-    The first one, what a row is about, is whole, to be copied; so are numbers and ids wherever they are.
+    The first one, what a row is about, is whole, to be copied; so are numbers, ids and names wherever they are.
     """
     lines = (columns, *rows)
     whole = [max(text_width(line[index]) for line in lines) for index in range(len(columns))]
     least = [
-        size if index == 0 or size <= _WHOLE_WIDTH_MAX else max(_WHOLE_WIDTH_MAX, _number_width(lines, index))
+        size if index == 0 or size <= _WHOLE_WIDTH_MAX else max(_WHOLE_WIDTH_MAX, _word_width(lines, index))
         for index, size in enumerate(whole)
     ]
     left = width - sum(least) - len(GAP) * (len(columns) - 1)
@@ -63,13 +68,16 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     return widths
 
 
-def _number_width(lines: Sequence[Sequence[str]], index: int) -> int:
-    return max((text_width(word) for line in lines for word in _HAS_DIGIT.findall(line[index])), default=0)
+def _word_width(lines: Sequence[Sequence[str]], index: int) -> int:
+    words = [word for line in lines for word in line[index].split()]
+    widths = [(text_width(word), bool(_HAS_DIGIT.fullmatch(word))) for word in words]
+    return max((width if is_number else min(width, _WORD_WIDTH_MAX) for width, is_number in widths), default=0)
 
 
 def row_lines(columns: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
     """Yield the lines of a row whose table is too wide: what it is about, then each fact with its heading before it."""
-    first, *facts = (f"{column} {cell}".strip() for column, cell in zip(columns, row, strict=True) if cell)
+    told = [f"{column} {cell}".strip() for column, cell in zip(columns, row, strict=True) if cell]
+    first, facts = "".join(told[:1]), told[1:]
     yield from folded(first, width, hanging=2)
     line = ""
     for fact in facts:
