@@ -12,7 +12,7 @@ from arena.domain.reason import ReasonCode
 from arena.domain.records import AttemptRecord, JobRecord, Wish
 
 PROGRAM_STOP_S = 1.0
-"""So long a program that does as it is asked takes at most to stop, until its agent has seen it gone."""
+"""What is kept of a program's budget for its stop; one that takes longer to end than this costs that more."""
 
 
 def usd_per_s(group: GpuGroup, usd_per_hour: Mapping[str, float]) -> float:

@@ -164,7 +164,11 @@ class _Seating:
         if why.code is ReasonCode.FRAGMENTED:
             return True
         is_due = any(kept.at == at and kept.is_due for kept in self.market.kept)
-        return why.code is ReasonCode.INSUFFICIENT_GPUS and is_due and bool(self._closed(at, column, is_due=True))
+        return (
+            why.code is ReasonCode.INSUFFICIENT_GPUS
+            and is_due
+            and bool(self._closed(at, column, for_deadlines_only=True))
+        )
 
     def stays(self, at: int) -> bool:
         """Tell whether a contender keeps what it has, as far as has been chosen."""
@@ -231,11 +235,11 @@ class _Seating:
             return capacity
         return capacity.with_rooms([(node_id, capacity.rooms[node_id].pool, ()) for node_id in closed])
 
-    def _closed(self, at: int, column: int, *, is_due: bool = False) -> set[NodeId]:
+    def _closed(self, at: int, column: int, *, for_deadlines_only: bool = False) -> set[NodeId]:
         """Return the nodes that are kept for others that have not found theirs yet.
 
         Args:
-            is_due: Whether only those that are kept for deadlines.
+            for_deadlines_only: Whether those that are kept for one that has waited too long do not count.
         """
         kept_for = {kept.at for kept in self.market.kept}
         if not kept_for or (at in self.market.entitled and at not in kept_for):
@@ -243,7 +247,10 @@ class _Seating:
         return {
             node_id
             for kept in self.market.kept
-            if kept.at != at and kept.keeps_out[column] and not self._is_served(kept) and (kept.is_due or not is_due)
+            if kept.at != at
+            and kept.keeps_out[column]
+            and not self._is_served(kept)
+            and (kept.is_due or not for_deadlines_only)
             for node_id in kept.nodes
         }
 
@@ -257,7 +264,7 @@ class _Seating:
         """
         gain, is_entitled = self._gain(at, column), at in self.market.entitled
         capacity, moved = self._capacity, list[tuple[int, int]]()
-        for at_node in self._clearings(column, is_entitled, self._closed(at, column, is_due=True)):
+        for at_node in self._clearings(column, is_entitled, self._closed(at, column, for_deadlines_only=True)):
             fresh = [pair for pair in at_node if pair not in moved]
             gain -= sum(self._loss(one, move) for one, move in fresh)
             if gain <= 0.0:
