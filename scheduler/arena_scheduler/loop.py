@@ -33,6 +33,7 @@ PROBE_INTERVAL_S = 1.0
 DROP_INTERVAL_S = 60.0
 DROP_AGAIN_S = 0.5
 """While much is to be dropped: most of the time is left to commits."""
+ROOM_INTERVAL_S = 60.0
 
 
 class Brain(Protocol):
@@ -92,6 +93,7 @@ class Driver:
         self._leapt_at_s = leapt_at_s
         self._probe_at_s = 0.0
         self._drop_at_s = 0.0
+        self._room_at_s = 0.0
         self.dropped = store.dropped()
         self._tick_not_before_s = 0.0
         self.durable_state = brain.state
@@ -112,6 +114,7 @@ class Driver:
                 await self._turn(items)
             await self._probe()
             await self._drop_old()
+            await self._keep_room()
         self._inbox.fail_all(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
         self._writer.shutdown(wait=True)
 
@@ -271,6 +274,14 @@ class Driver:
         self.ended_counts.subtract(batch.job_count_by_state)
         if batch.is_more:
             self._drop_at_s = now_s + DROP_AGAIN_S
+
+    async def _keep_room(self) -> None:
+        """Have the store see to its room, if it is time to; while nothing can be written, probing does that."""
+        now_s = self._clock.now_s()
+        if now_s < self._room_at_s or self.read_only_cause is not None:
+            return
+        self._room_at_s = now_s + ROOM_INTERVAL_S
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.keep_room)
 
     async def _probe(self) -> None:
         """While nothing can be written, try now and then, so that free space is noticed without a restart."""

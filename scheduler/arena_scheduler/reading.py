@@ -202,6 +202,10 @@ class LiveStore(Store, Protocol):
         """
         ...
 
+    def keep_room(self) -> None:
+        """See, now and then, that there will be enough room to write again after the disk was full; raises nothing."""
+        ...
+
     def probe(self) -> None:
         """Write something and sync it.
 

@@ -21,8 +21,9 @@ from arena.domain.records import JobState
 from arena.engine.ports import Step
 from arena.errors import AlreadyRunningError, ResourceExhaustedError, UnavailableError
 from arena_scheduler.reading import JobQuery
+from arena_scheduler.store import room
 from arena_scheduler.store.lock import refuse_network_file_system
-from arena_scheduler.store.room import RESERVE_BYTES
+from arena_scheduler.store.room import RESERVE_BYTES, Reserve
 from arena_scheduler.store.writes import SqliteStore
 from tests.builders import job_record, scaling_grid, shape
 
@@ -236,6 +237,39 @@ def test_room_is_kept_and_given_up_while_the_log_is_emptied(tmp_path: Path) -> N
     store.probe()
     assert reserve.stat().st_size == RESERVE_BYTES
     store.close()
+
+
+def test_room_that_was_too_small_grows_once_more_is_free(tmp_path: Path) -> None:
+    reserve = tmp_path / "arena.db.reserve"
+    with file_size_limit(1_000_000):
+        store = SqliteStore.open(tmp_path / "arena.db")
+        held_bytes = reserve.stat().st_size
+        assert 900_000 < held_bytes < 1_000_000
+        store.keep_room()
+        assert reserve.stat().st_size == held_bytes, "what it has it keeps where no more is free"
+    store.keep_room()
+    assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
+    reserve.unlink()  # as where there was none at all
+    store.keep_room()
+    assert reserve.stat().st_size == RESERVE_BYTES
+    store.close()
+
+
+def test_room_that_grows_again_and_again_takes_no_more_than_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = Reserve(tmp_path / "arena.db")
+    disk_bytes = 0
+
+    def held_bytes() -> int:
+        return reserve.path.stat().st_size if reserve.path.exists() else 0
+
+    monkeypatch.setattr(room, "_free_bytes", lambda _: disk_bytes - held_bytes())
+    for mib, expected_kib in ((1, 512), (3, 1536), (1, 1536), (1024, 4096)):
+        disk_bytes = mib << 20
+        for _ in range(3):
+            reserve.grow()
+            assert held_bytes() == expected_kib << 10
 
 
 def test_a_row_that_cannot_be_read_harms_no_other(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ class MemoryStore:
         if self.failures:
             raise self.failures.pop(0)
 
+    def keep_room(self) -> None:
+        """Do nothing: it needs no room."""
+
     def commit(self, steps: Sequence[Step]) -> None:
         """Take all steps, or none."""
         self.probe()

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from arena.domain.events import HeldAttempt, JobSubmitted, NodeDisconnected
 from arena.domain.launch import AttemptId
 from arena.engine.ports import Step
 from arena.errors import ArenaError, InternalError, ResourceExhaustedError
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena.rpc.v1 import common_pb2
+from arena_scheduler import loop
 from arena_scheduler.loop import PROBE_INTERVAL_S
 from tests.builders import node_info, train_spec
 from tests.fakes.memory_store import MemoryStore
@@ -56,6 +59,23 @@ async def test_a_late_word_about_an_old_stream_does_not_take_a_node_that_is_back
         assert not [event for _, event in store.inputs_logged[before:] if isinstance(event, NodeDisconnected)]
         job = await client.job(job_id)
         assert (job.state, job.epoch) == (common_pb2.JOB_STATE_STARTING, 1)
+
+
+class Roomy(MemoryStore):
+    """Counts how often it was asked to see to its room."""
+
+    kept_count = 0
+
+    def keep_room(self) -> None:
+        """Count."""
+        self.kept_count += 1
+
+
+async def test_the_store_sees_to_its_room_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "ROOM_INTERVAL_S", 0.05)
+    store = Roomy()
+    async with cluster_of(quick_config(tmp_path), store=store):
+        await eventually(lambda: store.kept_count >= 3, "it was asked again and again")
 
 
 async def test_a_store_that_fails_in_no_way_it_should_fails_the_record_and_nothing_else(tmp_path: Path) -> None:

@@ -54,12 +54,28 @@ class Reserve:
                     return
             self.give_up()
 
+    def grow(self) -> None:
+        """Take more room where more is free by now than when it was taken.
+
+        It becomes what it would be if it were taken now, and so leaves as much to the log as it has, however often it
+        is asked.
+        """
+        with contextlib.suppress(OSError):
+            held_bytes = self.path.stat().st_size if self.path.exists() else 0
+            wanted_bytes = min(RESERVE_BYTES, (held_bytes + _free_bytes(self.path.parent)) // 2)
+            wanted_bytes -= wanted_bytes % _STEP_BYTES
+            if wanted_bytes > held_bytes:
+                self._has_taken(wanted_bytes)
+
     def _has_taken(self, size_bytes: int) -> bool:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, size_bytes)
-        except OSError:  # file systems need room for more than the bytes of a file
-            return False
+            held_bytes = os.fstat(descriptor).st_size
+            try:
+                os.posix_fallocate(descriptor, 0, size_bytes)
+            except OSError:  # file systems need room for more than the bytes of a file
+                os.ftruncate(descriptor, held_bytes)
+                return False
         finally:
             os.close(descriptor)
         return True

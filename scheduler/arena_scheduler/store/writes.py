@@ -224,6 +224,10 @@ class SqliteStore:
         except DATABASE_ERRORS as error:
             raise translated(error, self.path) from error
 
+    def keep_room(self) -> None:
+        """Take more of the room that emptying a full log needs, where there was too little of it before."""
+        self._reserve.grow()
+
     def commit(self, steps: Sequence[Step]) -> None:
         """Make steps durable in one transaction; of several versions of a record the last is written.
 
