@@ -102,8 +102,8 @@ class _Memo:
 class GridCache:
     """Builds grids in one thread and remembers them: who asks for one that is not known waits for those before it.
 
-    The planner is Python throughout, so that a second thread would make none sooner on the whole, and would take more
-    of the interpreter from the event loop, which answers agents.
+    The planner is Python and small arrays, so that a second thread would hardly make any sooner, and would take more of
+    the interpreter from the event loop, which answers agents.
 
     Args:
         source: The planner.
