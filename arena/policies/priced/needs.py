@@ -172,7 +172,7 @@ def _inside(market: Market, times: NodeTimes, restart_s: float, columns: Ints) -
         job=job,
         columns=columns,
         entry=entry,
-        usage=market.usage[columns],
+        usage=_usage(market, contenders, job, columns, entry),
         speed=market.speed[columns],
         gpu_count=market.gpu_count[columns],
         ready_s=_ready_s(times, contenders, job, entry),
@@ -199,6 +199,14 @@ def _with_own_starts(market: Market, columns: Ints) -> tuple[Ints, Ints]:
     together = np.r_[columns, np.array(again, dtype=columns.dtype)]
     order = np.argsort(market.job[together], kind="stable")
     return together[order], np.r_[market.entry[columns], np.array(entries, dtype=columns.dtype)][order]
+
+
+def _usage(market: Market, contenders: Sequence[Contender], job: Ints, columns: Ints, entry: Ints) -> Floats:
+    """Return what each column takes of each row: who starts again takes no part of the nodes that it broke before."""
+    usage = market.usage[columns]
+    for place in np.flatnonzero((entry >= 0) & (market.entry[columns] < 0)).tolist():
+        usage[place] = contenders[job[place]].table.usage[entry[place]]
+    return usage
 
 
 def _ready_s(times: NodeTimes, contenders: Sequence[Contender], job: Ints, entry: Ints) -> Floats:
