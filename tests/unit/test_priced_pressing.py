@@ -10,11 +10,21 @@ from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.policies.base import Holding, Snapshot
 from arena.policies.priced.policy import PricedPolicy
-from tests.builders import allocation_on, chosen, holding_of, node_info, scaling_grid, snapshot_of, train_spec
+from tests.builders import (
+    allocation_on,
+    chosen,
+    holding_of,
+    node_info,
+    scaling_grid,
+    snapshot_of,
+    train_spec,
+)
 
 NOW_S = 1_000.0
+RESTART_S = 10.0
 WIDE = scaling_grid("cpu", [(1,), (2,), (4,)])
 SMALL = scaling_grid("cpu", [(1,)])
+PAIR = scaling_grid("cpu", [(2,)])
 
 Runs = tuple[Grid, int, int, float]
 """Its grid, the GPUs it has, the steps it has left and the time until its deadline."""
@@ -33,9 +43,14 @@ def pressed(nodes: list[list[Runs]], steps: int, left_s: float) -> Snapshot:
             begins += gpus
     jobs["w"] = (train_spec("w", stop={"steps": steps}, deadline_s=left_s), WIDE)
     infos = [node_info(f"n{at}", gpus=4) for at in range(len(nodes))]
-    snapshot = snapshot_of(infos, jobs, running=running, now_s=NOW_S, restart_s=10.0)
+    return promised(snapshot_of(infos, jobs, running=running, now_s=NOW_S, restart_s=RESTART_S))
+
+
+def promised(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot in which all were submitted now, and those with deadlines were promised them."""
     records = {
-        name: replace(job, submitted_at_s=NOW_S, is_deadline_promised=True) for name, job in snapshot.jobs.items()
+        name: replace(job, submitted_at_s=NOW_S, is_deadline_promised=job.spec.deadline_s is not None)
+        for name, job in snapshot.jobs.items()
     }
     return replace(snapshot, jobs=snapshot.jobs.update(records))  # type: ignore[attr-defined]  # an immutable map
 
@@ -68,3 +83,34 @@ def test_a_node_kept_for_one_whose_block_has_not_come_is_open_to_those_whose_blo
     assert chosen(decision, "w").group.gpu_count == 4
     must_run = [JobId(name) for name in ("r1", "r2")] if nodes is ONE_SPARED else [JobId("r5"), JobId("r6")]
     assert all(decision.choices.get(name, "kept") is not None for name in must_run)
+
+
+@pytest.mark.parametrize("soon_s", [0.5, 3.0, 9.0])
+@pytest.mark.parametrize("steps", [290, 400])
+def test_who_must_run_again_before_another_would_is_not_the_one_that_is_stopped(soon_s: float, steps: int) -> None:
+    """A pair's block comes soon, a small one's later. Beside the pair others last: it would find no two GPUs together.
+
+    Args:
+        soon_s: Time until the pair's block comes.
+        steps: That the small one has left: fewer than the pair, so it is worth more.
+    """
+    lasting = {f"l{at}": holding_of(SMALL, allocation_on((f"n{at // 3}", (at % 3,))), movable=False) for at in range(5)}
+    rigid = {
+        "small": (SMALL, 1, steps, 652.0),
+        "pair": (PAIR, 2, 960, 20.0 + 1.1 * 960 / 2**0.8 + soon_s + RESTART_S),
+        "waits": (SMALL, 1, 736, 20.0 + 1.1 * 736 + RESTART_S),
+    }
+    jobs = {name: (train_spec(name, stop={"steps": 200}, preemptible=False), SMALL) for name in lasting} | {
+        name: (train_spec(name, kind="rigid", gpus={"count": count}, stop={"steps": left}, deadline_s=due_s), grid)
+        for name, (grid, count, left, due_s) in rigid.items()
+    }
+    running = lasting | {
+        "small": holding_of(SMALL, allocation_on(("n0", (3,))), since_s=NOW_S - 200.0),
+        "pair": holding_of(PAIR, allocation_on(("n1", (2, 3))), since_s=NOW_S - 200.0),
+    }
+    nodes = [node_info(f"n{at}", gpus=4) for at in range(2)]
+    decision = PricedPolicy().decide(
+        promised(snapshot_of(nodes, jobs, running=running, now_s=NOW_S, restart_s=RESTART_S))
+    )
+    assert JobId("pair") not in decision.choices
+    assert chosen(decision, "waits").allocation.node_ids == ("n0",)

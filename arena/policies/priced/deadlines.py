@@ -10,9 +10,9 @@ without this slack.
 
 *Urgency.* From the start of its block on, a job's columns that end as early are worth more than all others together.
 One that runs counts for more than those without deadlines somewhat before that, to spare it a start, but all such jobs
-together count for less than one whose block has come. A job whose deadline has passed, or for which there is no block,
-is one as any other, so it starves nobody; but one whose promise was broken comes right after those whose promises can
-be kept, until its deadline.
+together count for less than one whose block has come, or that must start again before another in its place would run. A
+job whose deadline has passed, or for which there is no block, is one as any other, so it starves nobody; but one whose
+promise was broken comes right after those whose promises can be kept, until its deadline.
 
 *Promises.* Blocks of jobs that were promised their deadlines come first, the latest deadline first: put as late as
 they can be, these leave room before them. Where one finds none it moves to the front, and all are laid out again. The
@@ -111,11 +111,13 @@ def pressed(snapshot: Snapshot, market: Market, plan: Plan | None, value: Floats
         return value
     bonus = 2.0 * float(np.maximum(np.maximum.reduceat(value, firsts(market.job)), 0.0).sum())
     # Who is left in peace only to spare it a start must not keep one waiting whose block has come; and of blocks that
-    # do not fit beside the shares of others, those that were promised are kept.
-    tiers: dict[tuple[bool, bool], list[int]] = {}
+    # do not fit beside the shares of others, those that were promised are kept. Of those left in peace they are stopped
+    # last who must start again before another in their place would run: they may find nothing in one piece by then.
+    tiers: dict[tuple[bool, bool, bool], list[int]] = {}
     for at in urgent:
-        is_sure = plan.needs[at].is_promised or not snapshot.tenants
-        tiers.setdefault((is_sure, _has_come(snapshot, plan.blocks[at])), []).append(at)
+        is_sure, block = plan.needs[at].is_promised or not snapshot.tenants, plan.blocks[at]
+        comes_soon = _comes_s(snapshot, block) <= snapshot.now_s + snapshot.restart_s
+        tiers.setdefault((is_sure, _has_come(snapshot, block), comes_soon), []).append(at)
     raised, more = value.copy(), bonus
     for tier in sorted(tiers):
         for at in tiers[tier]:
