@@ -82,6 +82,24 @@ def test_a_second_server_is_refused_and_told_the_first_ones_pid(tmp_path: Path) 
     SqliteStore.open(database).close()
 
 
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_link_to_a_database_is_that_database(tmp_path: Path, is_there: bool) -> None:
+    link, real = tmp_path / "link" / "a.db", tmp_path / "real" / "b.db"
+    for directory in (link.parent, real.parent):
+        directory.mkdir()
+    link.symlink_to(real)
+    if is_there:
+        SqliteStore.open(real).close()
+    store = SqliteStore.open(link)
+    assert [path.name for path in link.parent.iterdir()] == ["a.db"], "all else lies where the log is"
+    assert {"b.db", "b.db-wal", "b.db.lock", "b.db.reserve"} <= {path.name for path in real.parent.iterdir()}
+    for path in (link, real):
+        with pytest.raises(AlreadyRunningError):
+            SqliteStore.open(path)
+    store.close()
+    SqliteStore.open(real).close()
+
+
 def test_a_killed_servers_lock_is_gone(tmp_path: Path) -> None:
     database = tmp_path / "arena.db"
     process = start_committer(database)

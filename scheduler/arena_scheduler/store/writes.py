@@ -131,7 +131,8 @@ class SqliteStore:
             UnavailableError: The file is damaged, newer than this program, or on a network file system.
             ResourceExhaustedError: The disk is full.
         """
-        path = path.expanduser().absolute()
+        # SQLite puts its log beside the file that a link leads to; there the lock and the room must be too.
+        path = path.expanduser().resolve()
         refuse_network_file_system(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         store = cls(path)
