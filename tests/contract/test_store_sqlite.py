@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -288,6 +289,36 @@ def test_room_that_grows_again_and_again_takes_no_more_than_half(
         for _ in range(3):
             reserve.grow()
             assert held_bytes() == expected_kib << 10
+
+
+def test_room_is_taken_by_writing_where_the_system_cannot_reserve_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")
+    reserve = tmp_path / "arena.db.reserve"
+    with file_size_limit(1_000_000):
+        store = SqliteStore.open(tmp_path / "arena.db")
+        assert 900_000 < reserve.stat().st_size < 1_000_000
+    store.keep_room()
+    assert reserve.stat().st_size == RESERVE_BYTES
+    store.probe()
+    assert reserve.stat().st_size == RESERVE_BYTES
+    store.close()
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSPC, errno.EIO])
+def test_a_database_opens_and_is_probed_where_no_room_can_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    store = SqliteStore.open(tmp_path / "arena.db")
+    store.keep_room()
+    store.probe()
+    assert not (tmp_path / "arena.db.reserve").exists()
+    store.close()
 
 
 def test_a_row_that_cannot_be_read_harms_no_other(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ disk no commit succeeds, so it would stay as it is; and emptying it takes room, 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
@@ -72,13 +73,25 @@ class Reserve:
         try:
             held_bytes = os.fstat(descriptor).st_size
             try:
-                os.posix_fallocate(descriptor, 0, size_bytes)
+                _fill(descriptor, size_bytes)
             except OSError:  # file systems need room for more than the bytes of a file
                 os.ftruncate(descriptor, held_bytes)
                 return False
         finally:
             os.close(descriptor)
         return True
+
+
+def _fill(descriptor: int, size_bytes: int) -> None:
+    """Take room for a file of so many bytes.
+
+    Raises:
+        OSError: There is not as much.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size_bytes)
+    elif os.pwrite(descriptor, bytes(size_bytes), 0) < size_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _free_bytes(directory: Path) -> int:
