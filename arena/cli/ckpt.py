@@ -36,8 +36,8 @@ _NAMED_MAX = 8
 def ckpt(context: click.Context, /, **options: Any) -> None:
     """A job's checkpoints.
 
-    PATH is the directory that holds them, or one of them; a job that says where it keeps its checkpoints may be named
-    instead, where this machine sees that place.
+    PATH is the directory that holds them, or one of them; or a job, whose directory is its checkpoint.dir/ID, or
+    CHECKPOINT_ROOT/ID where it names none (`arena up`: DIR/checkpoints/ID), where this machine sees that place.
     """
     outer = context.obj if isinstance(context.obj, Flags) else Flags()
     context.obj = flags_of(options).over(outer)
@@ -216,11 +216,15 @@ def _directory(app: App, path: str) -> Path:
         raise NotFoundError(f"{path!r} is not a directory")
     with app.client() as client:
         job = find_job(client, path).job
-    base = job.spec.checkpoint.dir if job.spec else None
-    if base is None:
+        base = job.spec.checkpoint.dir if job.spec else None
+        if base is None and job.spec is not None:
+            base = client.status(job_count_max=1).checkpoint_root
+    if not base:
         raise UserError(
             f"job {job.job_id} does not say where its checkpoints are",
-            why="its spec names no checkpoint.dir, so they are below the scheduler's --checkpoint-root",
+            why="its spec names no checkpoint.dir, so they are below the scheduler's --checkpoint-root"
+            if job.spec
+            else "its specification is not yours to see",
             fix=f"give the directory: CHECKPOINT_ROOT/{job.job_id}",
         )
     directory = Path(base) / job.job_id

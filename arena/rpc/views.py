@@ -228,6 +228,7 @@ class StatusView:
         tenants: Projects with guaranteed GPUs, then all others together; none if nobody is guaranteed any.
         restart_s: What a restart (save, stop, start, load) is taken to cost, None where the scheduler does not say.
         restart_sample_count: Of how many this is the mean; 0 where it is assumed.
+        checkpoint_root: Where jobs that name no place keep checkpoints; empty where the scheduler does not say.
     """
 
     scheduler_version: str
@@ -247,6 +248,7 @@ class StatusView:
     tenants: tuple[TenantShare, ...] = ()
     restart_s: float | None = None
     restart_sample_count: int = 0
+    checkpoint_root: str = ""
 
 
 def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool, with_spec: bool = True) -> JobView:

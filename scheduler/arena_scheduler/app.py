@@ -220,6 +220,7 @@ def _build(
         warnings=store.warnings,
         tenants=tenants,
         usd_per_hour=engine.config.usd_per_hour,
+        checkpoint_root=engine.config.checkpoint_root,
     )
     return _Parts(
         config=config,

@@ -60,6 +60,7 @@ class ClusterView:
         warnings: tuple[str, ...] = (),
         tenants: Guarantees | None = None,
         usd_per_hour: Mapping[str, float] | None = None,
+        checkpoint_root: str = "",
     ) -> None:
         self._driver = driver
         self._now_s = now_s
@@ -69,6 +70,7 @@ class ClusterView:
         self._warnings = warnings
         self.tenants: Guarantees = tenants or {}
         self.usd_per_hour: Mapping[str, float] = usd_per_hour or {}
+        self._checkpoint_root = checkpoint_root
         self._started_at_s = now_s()
         self._gpus: tuple[ClusterState, tuple[GpuCounts, ...]] | None = None
 
@@ -168,6 +170,7 @@ class ClusterView:
             tenants=tenant_shares(self.tenants, state, {counts.gpu_type: counts.free for counts in gpus}),
             restart_s=state.restart_s,
             restart_sample_count=state.restart_sample_count,
+            checkpoint_root=self._checkpoint_root,
         )
 
     def _first_jobs(self, jobs: list[JobRecord], caller: Caller, count_max: int) -> tuple[JobView, ...]:

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 
 from arena.domain.job import CheckpointSpec, ModelSpec
 from arena.domain.parameters import parameters_of
+from arena.rpc.views import StatusView
 from arena_agent.checkpoints.boxes import whole_box
 from arena_agent.checkpoints.fence import Fence
 from arena_agent.checkpoints.files import write_rank_file
@@ -27,6 +28,7 @@ from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
 ROOT = Path(__file__).resolve().parents[2]
+STATUS = StatusView(scheduler_version="1", policy="arena", now_s=1.0, started_at_s=0.0)
 
 
 @pytest.fixture
@@ -277,6 +279,7 @@ def test_a_job_may_be_named_where_its_spec_says_the_place(
 ) -> None:
     spec = train_spec("mine")
     with FakeScheduler() as fake:
+        fake.status = STATUS
         monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         monkeypatch.chdir(tmp_path / "j-1")
@@ -287,6 +290,23 @@ def test_a_job_may_be_named_where_its_spec_says_the_place(
         done = arena("ckpt", "list", "j-2")
     assert done.code == 4
     assert "CHECKPOINT_ROOT/j-2" in done.err
+
+
+def test_a_job_that_names_no_place_has_its_checkpoints_at_the_schedulers(
+    arena: Arena, root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with FakeScheduler() as fake:
+        fake.status = replace(STATUS, checkpoint_root=str(root.parent))
+        monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        fake.add_job(job_record("j-1", train_spec("mine")))
+        assert arena("ckpt", "list", "mine", "--json").document["path"] == str(root)
+        fake.status = STATUS  # an older one, which does not say
+        done = arena("ckpt", "list", "mine")
+    assert done.code == 4
+    assert "CHECKPOINT_ROOT/j-1" in done.err
 
 
 def test_no_torch_is_needed(root: Path, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def status_to_proto(view: StatusView) -> pb.GetStatusResponse:
         tenants=[_tenant_to_proto(tenant) for tenant in view.tenants],
         restart_s=view.restart_s,
         restart_sample_count=view.restart_sample_count,
+        checkpoint_root=view.checkpoint_root,
     )
 
 
@@ -71,6 +72,7 @@ def status_from_proto(message: pb.GetStatusResponse) -> StatusView:
         tenants=tuple(_tenant_from_proto(tenant) for tenant in message.tenants),
         restart_s=optional(message, "restart_s"),
         restart_sample_count=message.restart_sample_count,
+        checkpoint_root=message.checkpoint_root,
     )
 
 

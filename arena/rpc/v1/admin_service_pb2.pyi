@@ -208,6 +208,7 @@ class GetStatusResponse(_message.Message):
     TENANTS_FIELD_NUMBER: _builtins.int
     RESTART_S_FIELD_NUMBER: _builtins.int
     RESTART_SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ROOT_FIELD_NUMBER: _builtins.int
     scheduler_version: _builtins.str
     policy: _builtins.str
     now_s: _builtins.float
@@ -220,6 +221,10 @@ class GetStatusResponse(_message.Message):
     restart_s: _builtins.float
     """What a restart (save, stop, start, load) is taken to cost, and of how many this is the mean (0: it is assumed)."""
     restart_sample_count: _builtins.int
+    checkpoint_root: _builtins.str
+    """Where jobs that name no place keep their checkpoints, each in a directory named by its id; empty if nowhere, or if
+    the scheduler is older.
+    """
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___GpuCounts]: ...
     @_builtins.property
@@ -260,10 +265,11 @@ class GetStatusResponse(_message.Message):
         tenants: _abc.Iterable[Global___TenantShare] | None = ...,
         restart_s: _builtins.float | None = ...,
         restart_sample_count: _builtins.int = ...,
+        checkpoint_root: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "decided_at_s", b"decided_at_s", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "active_jobs", b"active_jobs", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s", "restart_sample_count", b"restart_sample_count", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s", "_read_only_cause", b"_read_only_cause", "_restart_s", b"_restart_s", "active_jobs", b"active_jobs", "checkpoint_root", b"checkpoint_root", "decided_at_s", b"decided_at_s", "decision_index", b"decision_index", "decision_time_s", b"decision_time_s", "gpus", b"gpus", "jobs", b"jobs", "nodes", b"nodes", "now_s", b"now_s", "policy", b"policy", "read_only_cause", b"read_only_cause", "restart_s", b"restart_s", "restart_sample_count", b"restart_sample_count", "scheduler_version", b"scheduler_version", "started_at_s", b"started_at_s", "tenants", b"tenants", "waiting_jobs", b"waiting_jobs", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decided_at_s: _TypeAlias = _typing.Literal["decided_at_s"]  # noqa: Y015
     _WhichOneofArgType__decided_at_s: _TypeAlias = _typing.Literal["_decided_at_s", b"_decided_at_s"]  # noqa: Y015
