@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,17 @@ class SectionedCommand(click.Command):
     """A command whose help begins with what it is about."""
 
     asks_scheduler = True
+    meant: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read a command line; who gives an option that other commands call so is told its name here."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in self.meant:
+                raise
+            meant = self.meant[error.option_name]
+            raise click.UsageError(f"No such option {error.option_name!r}, did you mean {meant!r}?", ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections of its options."""
@@ -70,6 +81,20 @@ class SectionedGroup(click.Group):
     """A group whose help begins with what its commands are about, before what all commands take."""
 
     asks_scheduler = True
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is meant; an unknown one is told with the one that it is most like."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib  # only an error needs it
+
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if isinstance(error, click.NoSuchOption) or not near:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}, did you mean {near[0]!r}?", ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write its commands and the sections of its options."""
@@ -95,6 +120,11 @@ class App:
 
         return ArenaClient(client_settings(self.flags, os.environ))
 
+    def note(self, text: str) -> None:
+        """Tell a person something beside the answer."""
+        if not self.out.json_mode:
+            click.echo(text, err=True)
+
 
 def shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that may stand before and after every command."""
@@ -108,11 +138,14 @@ def flags_of(options: dict[str, Any]) -> Flags:
     return Flags(**{name: options.pop(name) for name in _SHARED_NAMES})
 
 
-def command(*, asks_scheduler: bool = True, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
+def command(
+    *, asks_scheduler: bool = True, meant: Mapping[str, str] | None = None, **attributes: Any
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a click command whose function gets an ``App`` first; its return value is the exit code (None: 0).
 
     Args:
         asks_scheduler: Whether its help shows how to reach one.
+        meant: Names of its options, by what the same is called elsewhere.
     """
     kind = SectionedCommand if asks_scheduler else LocalCommand
 
@@ -124,7 +157,8 @@ def command(*, asks_scheduler: bool = True, **attributes: Any) -> Callable[[Call
             flags = flags_of(options).over(outer)
             return function(App(flags=flags, out=Output(json_mode=flags.json)), **options)
 
-        made: click.Command = click.command(cls=kind, **attributes)(shared_options(run))
+        made: SectionedCommand = click.command(cls=kind, **attributes)(shared_options(run))
+        made.meant = meant or {}
         return made
 
     return decorate

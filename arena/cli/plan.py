@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.file_kinds import FileKind, read_as
 from arena.cli.numbers import FiniteRange
 from arena.cli.plan_explain import Explanation, explain, names_gpus, stage_memory
 from arena.cli.plan_grid import (
@@ -126,7 +127,9 @@ def _asked(job: str, options: dict[str, Any]) -> _Asked:
             fix="describe its model under `train` (arena/cli/job-file.md)",
         )
     file = options["cluster_file"]
-    cluster = parse_cluster(read_text(file, command="plan"), source=file)
+    cluster_text = read_text(file, command="plan")
+    with read_as(FileKind.CLUSTER, cluster_text, source=file):
+        cluster = parse_cluster(cluster_text, source=file)
     if options["profiles"]:
         cluster = replace(cluster, gpu_types=with_profiles(cluster.gpu_types, options["profiles"], spec.train))
     asked = _Asked(

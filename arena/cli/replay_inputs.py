@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arena.cli.file_kinds import FileKind, read_as
 from arena.cli.replay_options import ReplayOptions
 from arena.cli.replay_tenants import read_tenants
 from arena.cli.submit import read_text
@@ -97,7 +98,8 @@ def read_inputs(trace: Trace, files: Files, options: ReplayOptions) -> Inputs:
     """
     cluster_text = read_text(files.cluster, command="replay")
     digests = {"trace": trace.source.sha256, "cluster": _sha256(cluster_text)}
-    cluster = parse_cluster(cluster_text, source=files.cluster)
+    with read_as(FileKind.CLUSTER, cluster_text, source=files.cluster):
+        cluster = parse_cluster(cluster_text, source=files.cluster)
     table = found = disturbances = None
     if files.grids not in {PLANNER, MIXED}:
         text = _large_text(files.grids)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from arena.cli.file_kinds import FileKind, read_as
 from arena.cli.submit import read_text
 from arena.domain.specbase import NAME_LENGTH_MAX
 from arena.domain.tenants import Guarantees
@@ -25,7 +26,8 @@ def read_tenants(file: str, cluster: Cluster) -> tuple[Guarantees, str]:
         UserError: It cannot be read, is not right, or guarantees more than the cluster has.
     """
     text = read_text(file, command="replay")
-    tenants = parse_tenants(text, source=file, gpu_types=cluster.gpu_types)
+    with read_as(FileKind.TENANTS, text, source=file):
+        tenants = parse_tenants(text, source=file, gpu_types=cluster.gpu_types)
     check_guarantees(tenants, cluster.shape, source=file)
     return tenants, text
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from arena.cli.app import App, command
+from arena.cli.file_kinds import FileKind, read_as
 from arena.cli.numbers import Duration
 from arena.cli.quoting import escaped, quoted
 from arena.cli.submit_terms import Terms, terms_of
@@ -166,13 +167,14 @@ def spec_of_file(name: str, overrides: list[tuple[str, str]]) -> JobSpec:
         text, source, base_dir = sys.stdin.read(SIZE_BYTES_MAX + 1), "standard input", Path.cwd()
     else:
         text, source, base_dir = read_text(name), name, Path(name).absolute().parent
-    spec = parse_spec(
-        text,
-        source=source,
-        base_dir=str(base_dir),
-        read_text=_read_config,
-        overrides=overrides,
-    )
+    with read_as(FileKind.JOB, text, source=source):
+        spec = parse_spec(
+            text,
+            source=source,
+            base_dir=str(base_dir),
+            read_text=_read_config,
+            overrides=overrides,
+        )
     if spec.command is not None and spec.command.cwd is None:
         return spec.model_copy(update={"command": spec.command.model_copy(update={"cwd": str(Path.cwd())})})
     return spec

@@ -23,7 +23,7 @@ NOT_SUCCEEDED = 1
 _MOVES = (EntryKind.JOB_SUBMITTED, EntryKind.JOB_STATE)
 
 
-@command(short_help="Wait for jobs.")
+@command(short_help="Wait for jobs.", meant={"--state": "--for", "--until": "--for"})
 @click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
 @click.option("--for", "state", type=click.Choice([state.value for state in JobState]), help="Wait for this state.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), metavar="SECONDS", help="Give up then (exit 124).")
@@ -33,7 +33,7 @@ def wait(app: App, job_ids: tuple[str, ...], state: str | None, timeout_s: float
     Exits 0 when all succeeded (or reached the state), 1 when one did not, 124 when time ran out.
     """
     with app.client() as client:
-        found = [find_job_id(client, job_id) for job_id in job_ids]
+        found = [find_job_id(client, job_id, tell=app.note) for job_id in job_ids]
         return wait_and_tell(app, client, found, JobState(state) if state else None, timeout_s)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from arena.cli.main import run
 from arena.cli.output import Output
 from arena.cli.plan import with_progress
 from arena.cli.plan_explain import StageMemory
@@ -460,3 +461,40 @@ def test_a_picture_that_the_disk_has_no_room_for_is_not_there_in_part(arena: Are
     assert done.code == 8
     assert "cannot write grid.png: File too large" in done.err
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".png" or path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "said"),
+    [
+        ("cluster.yaml", "job.yaml", "cluster.yaml is no job file: it looks like a cluster file."),
+        ("job.yaml", "job.yaml", "job.yaml is no cluster file: it looks like a job file."),
+        ("job.yaml", "shares.yaml", "shares.yaml is no cluster file: it looks like a tenants file."),
+    ],
+)
+def test_files_that_are_swapped_are_told_as_that_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    job: str,
+    cluster: str,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster.yaml").write_text("nodes: [{type: cpu, count: 2, gpus: 1}]\n")
+    (tmp_path / "shares.yaml").write_text("projects: {red: {gpus: 1}}\n")
+    (tmp_path / "job.yaml").write_text(
+        "name: x\ntrain: {model: {family: gpt, layers: 2, hidden: 8, heads: 2}, global_batch: 4}\n"
+    )
+    assert run(["plan", job, "--cluster", cluster]) == 4
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {said}")
+    assert told.count("\n") == 1
+
+
+def test_what_is_wrong_in_a_file_of_the_right_kind_is_told_field_by_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("name: x\ntrain: {}\nnodes: 2\n")
+    assert run(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 4
+    assert "job.yaml:3:1: nodes: unknown field" in capsys.readouterr().err

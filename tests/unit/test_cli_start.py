@@ -102,3 +102,20 @@ def test_every_command_describes_all_of_its_options() -> None:
         assert command.name == name
         silent = [item.name for item in command.params if isinstance(item, click.Option) and not item.help]
         assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["subimt"], "No such command 'subimt', did you mean 'submit'?"),
+        (["ckpt", "lst"], "No such command 'lst', did you mean 'list'?"),
+        (["zzzz"], "No such command 'zzzz'."),
+        (["jobs", "--usr", "x"], "'--user'"),
+        (["wait", "--state", "running", "x"], "No such option '--state', did you mean '--for'?"),
+    ],
+)
+def test_who_mistypes_a_word_is_told_which_one_is_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
