@@ -39,7 +39,7 @@ def events(
     with app.client() as client:
         entries = client.stream_events(
             after_index=after,
-            job_id=find_job_id(client, job_id) if job_id else None,
+            job_id=find_job_id(client, job_id, tell=app.note) if job_id else None,
             node_id=node_id,
             kinds=[EntryKind(kind) for kind in kinds],
             kinds_left_out=() if complete else (EntryKind.JOB_PROGRESS,),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arena.cli.quoting import quoted
@@ -11,13 +13,20 @@ if TYPE_CHECKING:
     from arena.client import ArenaClient, JobDetail
     from arena.rpc.views import JobView
 
+Tell = Callable[[str], None]
+
 _SHOWN_MAX = 5
 
 
-def find_job(client: ArenaClient, text: str, *, explain: bool = False) -> JobDetail:
-    """Return the job with this id; or else the only one whose id begins so; or else the only one of this name.
+def find_job(client: ArenaClient, text: str, *, explain: bool = False, tell: Tell | None = None) -> JobDetail:
+    """Return the job with this id; or else the only one whose id begins so; or else the one of this name.
 
-    With ``explain`` the policy is asked about it as well.
+    A name is often used again. Of several jobs of one name the only one that is not over is meant, and where all are
+    over the newest, unless something is to be done to it.
+
+    Args:
+        explain: Whether the policy is asked about it as well.
+        tell: Told in a sentence which of several jobs of a name it is; None takes none that is over of several.
 
     Raises:
         NotFoundError: There is none.
@@ -27,25 +36,49 @@ def find_job(client: ArenaClient, text: str, *, explain: bool = False) -> JobDet
         return client.job(text, explain=explain)
     except NotFoundError as error:
         missing = error
-    jobs = tuple(client.jobs())
-    by_prefix = [job for job in jobs if text and job.job_id.startswith(text)]
-    by_name = [job for job in jobs if job.name == text]
-    # A name is often used again: the jobs that are still alive come first.
-    alive = [job for job in by_name if not job.state.is_terminal]
-    for found in (by_prefix, alive, by_name):
-        if len(found) == 1:
-            return client.job(found[0].job_id, explain=explain)
-        if found:
-            raise _ambiguous(text, found)
-    raise missing
+    found = _found(tuple(client.jobs()), text, takes_ended=tell is not None)
+    if found is None:
+        raise missing
+    if len(found.candidates) > 1:
+        raise _ambiguous(text, found.candidates)
+    job = found.candidates[0]
+    if tell is not None and found.other_count:
+        which = "the newest" if job.state.is_terminal else "the only one that is not over"
+        tell(f"{quoted(text)} stands for {found.other_count + 1} jobs: this is {which}, {quoted(job.job_id)}")
+    return client.job(job.job_id, explain=explain)
 
 
-def find_job_id(client: ArenaClient, text: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Jobs that a text may stand for.
+
+    Args:
+        candidates: One that is meant, or several of which nobody can say.
+        other_count: Of its name, and over for longer than the one that is meant.
+    """
+
+    candidates: tuple[JobView, ...]
+    other_count: int = 0
+
+
+def _found(jobs: tuple[JobView, ...], text: str, *, takes_ended: bool) -> _Found | None:
+    """Return what a text may stand for among jobs, newest first; None where nothing."""
+    if by_prefix := tuple(job for job in jobs if text and job.job_id.startswith(text)):
+        return _Found(candidates=by_prefix)
+    by_name = tuple(job for job in jobs if job.name == text)
+    alive = tuple(job for job in by_name if not job.state.is_terminal)
+    if len(alive) == 1 or (takes_ended and by_name and not alive):
+        meant = alive or by_name[:1]
+        return _Found(candidates=meant, other_count=len(by_name) - 1)
+    return _Found(candidates=alive or by_name) if by_name else None
+
+
+def find_job_id(client: ArenaClient, text: str, *, tell: Tell | None = None) -> str:
     """Return the id of the job that a text stands for (see ``find_job``)."""
-    return find_job(client, text).job.job_id
+    return find_job(client, text, tell=tell).job.job_id
 
 
-def _ambiguous(text: str, found: list[JobView]) -> UserError:
+def _ambiguous(text: str, found: Sequence[JobView]) -> UserError:
     names = ", ".join(quoted(job.job_id) for job in found[:_SHOWN_MAX])
     more = f" and {len(found) - _SHOWN_MAX} more" if len(found) > _SHOWN_MAX else ""
     return UserError(f"{text!r} stands for {len(found)} jobs", why=f"{names}{more}", fix="give more of the id")

@@ -72,7 +72,7 @@ def job(app: App, job_id: str) -> None:
     JOB is an id, the beginning of one, or a name.
     """
     with app.client() as client:
-        detail = find_job(client, job_id, explain=True)
+        detail = find_job(client, job_id, explain=True, tell=app.note)
     if app.out.json_mode:
         app.out.document(job=detail.job, attempts=detail.attempts, explanation=detail.explanation)
     else:
@@ -82,7 +82,7 @@ def job(app: App, job_id: str) -> None:
 def _write_job(out: Output, detail: JobDetail) -> None:
     reasons = words.with_explanation(detail.job.reasons, detail.explanation)
     told = [reason for reason in reasons if reason.code is not ReasonCode.NEXT_BEST]  # `arena why` compares them
-    for label, text in _facts(detail.job, told):
+    for label, text in _facts(detail, told):
         out.sentence(f"{label:<12}{text}", hanging=12)
     if detail.attempts:
         out.line()
@@ -92,12 +92,24 @@ def _write_job(out: Output, detail: JobDetail) -> None:
             _write_failures(out, attempt)
 
 
-def _facts(job: JobView, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
+def _why_text(detail: JobDetail, reasons: Sequence[Reason]) -> str:
+    """Return why a job is where it is; of one that was cancelled, who did so, where that is known."""
+    job = detail.job
+    if job.state is not JobState.CANCELLED:
+        return "; ".join(filter(None, (words.reasons_text(reasons), words.way_on(job, reasons))))
+    stops = [attempt.stop_cause for attempt in detail.attempts[-1:] if attempt.stop_cause is not None]
+    asked = [one.names.get("by", "") for one in (*reasons, *stops) if one.code is ReasonCode.REQUESTED]
+    by = next(filter(None, asked), "")
+    return f"cancelled by {quoted(by)}" if by else "cancelled"
+
+
+def _facts(detail: JobDetail, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
+    job = detail.job
     facts = [
         ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
         ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
         ("state", job.state.value + (f" (wished: {job.wish.value})" if job.wish.value != "run" else "")),
-        ("why", "; ".join(filter(None, (words.reasons_text(reasons), words.way_on(job, reasons))))),
+        ("why", _why_text(detail, reasons)),
         ("group", words.group_text(job.group)),
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),

@@ -35,7 +35,7 @@ def logs(app: App, *, job_id: str, follow: bool, rank: int | None, epoch: int | 
     """
     printer = _Printer(app, one_rank=rank is not None)
     with app.client() as client:
-        found = find_job(client, job_id).job
+        found = find_job(client, job_id, tell=app.note).job
         chunks = client.stream_logs(found.job_id, rank=rank, epoch=epoch, follow=follow, tail_bytes=tail_bytes)
         try:
             for chunk in chunks:
@@ -50,6 +50,8 @@ def _silence_text(job: JobView) -> str:
     """Return why there is nothing to show, and where to look instead."""
     if job.first_started_at_s is None and job.state in {JobState.QUEUED, JobState.HELD}:
         return f"it has not run yet; why: `arena why {quoted(job.job_id)}`"
+    if job.state is JobState.FAILED and job.error:
+        return f"its processes have written nothing; it failed: {escaped(job.error)}"
     where = "" if is_program(job) else f"; how far it is: `arena job {quoted(job.job_id)}`"
     return f"its processes have written nothing{where}"
 

@@ -28,7 +28,7 @@ _LEGEND = (
 def why(app: App, job_id: str) -> None:
     """Show why a job is where it is, with the numbers behind each reason, and what else it could be given."""
     with app.client() as client:
-        detail = find_job(client, job_id, explain=True)
+        detail = find_job(client, job_id, explain=True, tell=app.note)
     found = detail.job
     if app.out.json_mode:
         app.out.document(

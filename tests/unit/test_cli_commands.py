@@ -14,6 +14,7 @@ from arena.domain.records import JobState, Wish
 from arena.errors import ArenaError, InfeasibleError, InternalError, PermissionDeniedError, ResourceExhaustedError
 from arena.rpc.views import DecidedJob, DecisionView
 from tests.builders import job_record, train_spec
+from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
 
@@ -30,6 +31,62 @@ def test_jobs_are_found_by_id_beginning_and_name(arena: Arena, fake: FakeSchedul
     ambiguous = arena("why", "zz")
     assert ambiguous.code == 4
     assert "stands for 2 jobs: zz-11, zz-10" in ambiguous.err
+
+
+def twins(fake: FakeScheduler, *states: JobState) -> None:
+    for number, state in enumerate(states):
+        fake.add_job(job_record(f"twin-{number}", train_spec("often"), state=state, submitted_at_s=float(number)))
+
+
+QUESTIONS = (["job"], ["why"], ["wait", "--timeout", "0"], ["logs"], ["events"])
+
+
+@pytest.mark.parametrize("words", QUESTIONS, ids=lambda words: words[0])
+def test_who_asks_for_a_name_that_was_used_again_is_told_of_the_newest(
+    arena: Arena, fake: FakeScheduler, words: list[str]
+) -> None:
+    twins(fake, JobState.SUCCEEDED, JobState.CANCELLED, JobState.SUCCEEDED)
+    done = arena(words[0], "often", *words[1:])
+    assert done.code == 0, done.err
+    assert done.err.startswith("often stands for 3 jobs: this is the newest, twin-2\n")
+    assert "stands for" not in arena(words[0], "often", *words[1:], "--json").err
+    assert "stands for" not in arena(words[0], "twin-1", *words[1:]).err
+
+
+def test_who_asks_for_a_name_of_which_one_job_is_left_is_told_of_that_one(arena: Arena, fake: FakeScheduler) -> None:
+    twins(fake, JobState.QUEUED, JobState.FAILED)
+    done = arena("why", "often")
+    assert done.out.startswith("twin-0 is queued")
+    assert done.err == "often stands for 2 jobs: this is the only one that is not over, twin-0\n"
+    twins(fake, JobState.QUEUED, JobState.FAILED, JobState.HELD)
+    assert "stands for 2 jobs: twin-2, twin-0" in arena("why", "often").err
+
+
+@pytest.mark.parametrize("verb", ["cancel", "hold", "release"])
+def test_only_a_job_that_is_not_over_is_meant_where_something_is_done_to_it(
+    arena: Arena, fake: FakeScheduler, verb: str
+) -> None:
+    twins(fake, JobState.SUCCEEDED, JobState.FAILED)
+    assert "stands for 2 jobs" in arena(verb, "often").err
+    twins(fake, JobState.QUEUED, JobState.FAILED)
+    done = arena(verb, "often")
+    assert (done.code, done.out.startswith("twin-0 is")) == (0, True), done.err
+
+
+def test_of_a_cancelled_job_it_is_said_who_cancelled_it(arena: Arena, fake: FakeScheduler) -> None:
+    def why(job_id: str) -> str:
+        return next(line for line in arena("job", job_id).out.splitlines() if line.startswith("why"))
+
+    asked = reason(ReasonCode.REQUESTED, by="bob")
+    fake.add_job(job_record("c-1", state=JobState.CANCELLED, reasons=(asked,)))
+    fake.add_job(job_record("c-2", state=JobState.CANCELLED, reasons=()))
+    fake.add_job(job_record("c-3", state=JobState.CANCELLED, reasons=()))
+    fake.attempts.append(canned.attempt("c-2", 1, (("n1", (0,)),), None, stop_cause=asked))
+    assert [why(f"c-{number}").split(maxsplit=1)[1] for number in (1, 2, 3)] == [
+        "cancelled by bob",
+        "cancelled by bob",
+        "cancelled",
+    ]
 
 
 def test_what_the_policy_says_now_takes_the_place_of_what_it_said_before(arena: Arena, fake: FakeScheduler) -> None:

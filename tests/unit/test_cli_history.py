@@ -9,7 +9,7 @@ import pytest
 
 from arena.client import LogChunk
 from arena.domain.records import EntryKind, HistoryEntry, JobState
-from tests.builders import job_record
+from tests.builders import command_spec, job_record
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
@@ -92,6 +92,13 @@ def test_a_job_that_has_written_nothing_is_said_to_and_where_to_look(arena: Aren
         done = arena("logs", job_id)
         assert (done.code, done.out, done.err) == (0, "", said)
     assert arena("logs", "7k2-1", "--json").err == ""
+
+
+def test_a_failed_job_that_has_written_nothing_says_why_it_failed(arena: Arena, fake: FakeScheduler) -> None:
+    error = "No such file or directory: 'pyhton'"
+    fake.add_job(job_record("typo-1", command_spec("typo"), state=JobState.FAILED, error=error))
+    done = arena("logs", "typo")
+    assert done.err == f"its processes have written nothing; it failed: {error}\n"
 
 
 def test_waiting_ends_with_the_job(arena: Arena, fake: FakeScheduler) -> None:
