@@ -125,8 +125,10 @@ def way_on(job: JobView, reasons: Iterable[Reason] | None = None) -> str:
             continue
         needed_usd = _WITH_SPARE * (job.spent_usd + one.numbers.get("needed_usd", 0.0))
         # Of one that was stopped nobody tells what it needs to its end.
-        more_usd = needed_usd if one.code is ReasonCode.BUDGET_TOO_SMALL else 2.0 * budget_usd
-        aim = "to go on" if job.state in {JobState.QUEUED, JobState.HELD} else "to reach its end"
+        is_about_its_end = one.code is ReasonCode.BUDGET_TOO_SMALL
+        more_usd = needed_usd if is_about_its_end else 2.0 * budget_usd
+        is_waiting = job.state in {JobState.QUEUED, JobState.HELD}
+        aim = "to reach its end" if is_about_its_end and not is_waiting else "to go on"
         return f"{aim}: `arena release {quoted(job.job_id)} --budget {_rounded_up(more_usd):.6g}`"
     return ""
 

@@ -244,6 +244,18 @@ def test_a_job_that_its_budget_keeps_from_running_says_how_it_goes_on(
     assert next(line for line in arena("job", "w-1").out.splitlines() if line.startswith("why")).endswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("said", "aim"), [(SPENT, "to go on"), (TOO_SMALL, "to reach its end")], ids=["spent", "too small"]
+)
+def test_a_job_whose_end_is_not_known_is_not_said_to_reach_it(
+    arena: Arena, fake: FakeScheduler, said: Reason, aim: str
+) -> None:
+    """What it has spent is told while it is still being stopped, of a job without an end as of any other."""
+    spec = train_spec("poor", budget_usd=0.001, stop={})
+    fake.add_job(job_record("w-1", spec, state=JobState.PREEMPTING, reasons=(said,), spent_usd=0.0005))
+    assert f"{aim}: `arena release w-1" in arena("why", "w-1").out
+
+
 def test_a_job_with_a_budget_that_is_kept_by_something_else_is_told_nothing_of_it(
     arena: Arena, fake: FakeScheduler
 ) -> None:
