@@ -90,6 +90,8 @@ def up(app: App, *, detach: bool, in_background: bool, **options: Any) -> int:
                 _watch(cluster, stopping)
             return 0
         finally:
+            if stopping.is_set() and not in_background:
+                click.echo("stopping: jobs are saved and held first (Ctrl-C again does not wait for that)", err=True)
             cluster.stop(stopping)
 
 

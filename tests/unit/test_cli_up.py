@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import socket
@@ -324,3 +325,26 @@ def test_what_was_half_written_when_its_writer_was_killed_is_no_place_and_goes(
     with known_place(place(tmp_path, address="127.0.0.1:2")):
         assert (half.exists(), mine.exists()) == (False, True)
     assert told() == NOBODY.message
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_is_told_at_once_what_it_waits_for(
+    told: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    seen: list[str] = []
+
+    def start(self: LocalCluster, stopping: threading.Event) -> None:
+        signal.raise_signal(number)
+        assert stopping.is_set()
+
+    def stop(self: LocalCluster, stopping: threading.Event) -> None:
+        seen.append(stream.getvalue())
+
+    monkeypatch.setattr(LocalCluster, "start", start)
+    monkeypatch.setattr(LocalCluster, "stop", stop)
+    assert run(["up", "--dir", str(tmp_path / "up")]) == 0
+    assert run(["up", "--in-background", "--dir", str(tmp_path / "up")]) == 0
+    assert seen == [stream.getvalue(), stream.getvalue()], "the one in the background has a log, and says nothing"
+    assert stream.getvalue().startswith("stopping: jobs are saved and held first")
