@@ -111,9 +111,8 @@ def empty_log(engine: Engine, reserve: Reserve) -> None:
         connection = engine.raw_connection()
         try:
             cursor = connection.cursor()
-            cursor.execute(
-                "PRAGMA busy_timeout=0"
-            )  # readers are waited for by trying again, not with the writer held up
+            # Readers are waited for by trying again, not with the writer held up.
+            cursor.execute("PRAGMA busy_timeout=0")
             try:
                 cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             finally:

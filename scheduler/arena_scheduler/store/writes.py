@@ -139,9 +139,8 @@ class SqliteStore:
         store._lock.acquire()
         try:
             _create_private(path)
-            held_bytes = (
-                store._reserve.give_up()
-            )  # whoever closes a database empties its log, which a killed scheduler left full
+            # Whoever closes a database empties its log, which a killed scheduler left full.
+            held_bytes = store._reserve.give_up()
             check_file(path)
             migrate(store._engine, path)
             optimize(store._engine)
