@@ -203,15 +203,15 @@ def _tenants_table(study: Study) -> TextTable:
 def _deadline_table(study: Study) -> TextTable:
     rows = []
     for policy in study.policies:
-        counts = ("count", "met_count", "overrun_count")
-        total, met, overrun = (study.mean(policy, "whole", f"deadline_{one}") or 0.0 for one in counts)
+        counts = ("count", "met_count", "overrun_count", "cancelled_count")
+        total, met, overrun, cancelled = (study.mean(policy, "whole", f"deadline_{one}") or 0.0 for one in counts)
         share = f"{100 * met / total:.1f}" if total else NOTHING
-        rows.append((escaped(policy), f"{total:,.6g}", f"{met:,.6g}", share, f"{overrun:,.6g}"))
+        rows.append((escaped(policy), f"{total:,.6g}", f"{met:,.6g}", share, f"{overrun:,.6g}", f"{cancelled:,.6g}"))
     return TextTable(
         title="DEADLINES",
-        columns=("POLICY", "JOBS", "MET", "MET%", "OVERRAN"),
+        columns=("POLICY", "JOBS", "MET", "MET%", "OVERRAN", "CANCELLED"),
         rows=tuple(rows),
-        note="OVERRAN: of those not met, jobs that had more to do than they declared",
+        note="of those not met, OVERRAN: jobs that had more to do than they declared; CANCELLED: by their users",
     )
 
 

@@ -41,12 +41,14 @@ class Need:
         alone_s: How long it takes on them, start included.
         deadline_s: Wished end, after its submission.
         is_longer: Whether it has more to do than it declared: what it is promised holds for what it declared.
+        is_cancelled: Whether its user cancels it: it meets no deadline, whatever the policy does.
     """
 
     gpu_count: int
     alone_s: float
     deadline_s: float | None = None
     is_longer: bool = False
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ class Figures:
         deadline_count: Jobs with a deadline.
         deadline_met_count: Of those, the ones that succeeded in time.
         deadline_overrun_count: Of the others, those that had more to do than they declared: late by themselves.
+        deadline_cancelled_count: Of those with a deadline, the ones that their users cancelled: neither met nor missed.
         rho_p50, rho_max: Finish-time fairness, of the jobs that ended.
         unfair_share: Share of those with rho above 1.
     """
@@ -76,6 +79,7 @@ class Figures:
     deadline_count: int
     deadline_met_count: int
     deadline_overrun_count: int
+    deadline_cancelled_count: int
     rho_p50: float
     rho_max: float
     unfair_share: float
@@ -128,6 +132,7 @@ def _figures(
         deadline_count=len(due),
         deadline_met_count=len(met),
         deadline_overrun_count=sum(need.is_longer for job_id, need in due.items() if job_id not in met),
+        deadline_cancelled_count=sum(need.is_cancelled for need in due.values()),
         rho_p50=float(np.median(rho)),
         rho_max=float(rho.max()),
         unfair_share=float((rho > 1 + RHO_TOLERANCE).mean()) if outcomes else 0.0,

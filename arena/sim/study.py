@@ -18,6 +18,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.events import Event, JobWishChanged, NodeDisconnected
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId
+from arena.domain.trace import TraceOutcome
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
 from arena.errors import SpecError
@@ -92,6 +93,7 @@ class Scenario:
             alone_s=alone_s,
             deadline_s=asked.spec.deadline_s,
             is_longer=told is not None and told < asked.step_count,
+            is_cancelled=asked.job.outcome is TraceOutcome.CANCELLED,
         )
 
 

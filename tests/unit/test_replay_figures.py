@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -88,6 +90,20 @@ def test_deadlines_are_met_by_who_succeeds_in_time() -> None:
     found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
     assert (found.deadline_count, found.deadline_met_count, found.cancelled_count) == (4, 1, 1)
     assert found.summary.unfinished_count == 1
+
+
+def test_deadlines_of_jobs_that_their_users_cancelled_are_counted_apart_under_every_policy() -> None:
+    due = need(deadline_s=50.0)
+    needs = {JobId(name): replace(due, is_cancelled=name != "met") for name in ("met", "early", "late", "unfinished")}
+    needs[JobId("free")] = replace(need(), is_cancelled=True)
+    ended = {"met": 60.0, "early": 20.0, "late": 61.0, "free": 30.0}
+    outcomes = [
+        outcome(name, 10.0, 10.0, at_s, state=JobState.SUCCEEDED if name == "met" else JobState.CANCELLED)
+        for name, at_s in ended.items()
+    ]
+    rhos = finish_time_fairness(outcomes, needs, gpu_count=8)
+    found = figures(Ledger(outcomes=outcomes, busy=[(10.0, 4)]), needs, gpu_count=8, rhos=rhos)
+    assert (found.deadline_count, found.deadline_met_count, found.deadline_cancelled_count) == (4, 1, 3)
 
 
 def test_who_is_late_with_more_to_do_than_it_declared_is_counted_apart() -> None:
