@@ -19,6 +19,10 @@ pytestmark = pytest.mark.slow
 
 DEMO = Path(__file__).parents[2] / "experiments" / "demo" / "run.py"
 END_LIMIT_S = 150
+HEARING = (
+    "import os, signal, sys; [signal.signal(one, 0) for one in (1, 2, 15)]; os.execv(sys.executable, sys.argv[1:])"
+)
+"""A program that runs another, which hears the signals even where whoever runs the tests has them ignored (nohup)."""
 
 
 @pytest.fixture
@@ -26,7 +30,7 @@ def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A demo whose processes all know the test's directory; it leads a process group, as a terminal would have it."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ARENA_")}
     environ |= {"OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
-    argv = [sys.executable, str(DEMO), "--out", str(tmp_path / "out")]
+    argv = [sys.executable, "-c", HEARING, sys.executable, str(DEMO), "--out", str(tmp_path / "out")]
     with subprocess.Popen(
         argv,
         env={**environ, "TMPDIR": str(tmp_path)},
