@@ -11,9 +11,10 @@ from arena.domain.allocation import Allocation, GpuGroup, NodeShare
 from arena.domain.cluster import ClusterShape, Device, NodeInfo, NodePool
 from arena.domain.grid import Cell, Estimate, Grid, PlanEstimate
 from arena.domain.job import JobId, JobSpec
-from arena.domain.launch import DeviceId, NodeId
+from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.parallel import ParallelPlan
-from arena.domain.records import JobRecord, JobState
+from arena.domain.reason import ReasonCode, reason
+from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState
 from arena.policies.base import Choice, Decision, Holding, Snapshot
 from arena.policies.capacity import Capacity
 
@@ -186,3 +187,33 @@ def chosen(decision: Decision, job_id: str) -> Choice:
     choice = decision.choices[JobId(job_id)]
     assert choice is not None
     return choice
+
+
+def logged_attempt(
+    job_id: str,
+    counts: Sequence[int] = (1,),
+    *,
+    from_s: float | None,
+    to_s: float | None,
+    gpu_type: str = "cpu",
+    epoch: int = 1,
+) -> AttemptRecord:
+    """An attempt as a log tells of it: launched at 0 s, its first step and its end where it had them."""
+    return AttemptRecord(
+        attempt_id=AttemptId(f"{job_id}.{epoch}"),
+        job_id=JobId(job_id),
+        epoch=epoch,
+        plan=None,
+        group=GpuGroup.of(gpu_type, counts),
+        estimate=None,
+        allocation=Allocation(shares=()),
+        master_addr="127.0.0.1",
+        master_port=1,
+        cause=reason(ReasonCode.NOT_YET_EVALUATED),
+        decision_index=1,
+        decided_at_s=0.0,
+        launched_at_s=0.0,
+        first_step_at_s=from_s,
+        ended_at_s=to_s,
+        outcome=None if to_s is None else EndKind.FINISHED,
+    )

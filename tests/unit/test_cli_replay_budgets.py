@@ -7,13 +7,10 @@ from typing import Any
 
 import pytest
 
-from arena.domain.allocation import Allocation, GpuGroup
-from arena.domain.job import JobId, JobSpec
-from arena.domain.launch import AttemptId
-from arena.domain.reason import ReasonCode, reason
-from arena.domain.records import AttemptRecord, EndKind, JobState
+from arena.domain.job import JobSpec
+from arena.domain.records import JobState
 from arena_traces.formats.log_writing import log_job, log_lines
-from tests.builders import command_spec, job_record
+from tests.builders import command_spec, job_record, logged_attempt
 from tests.fakes.command_line import Arena
 
 RAN_S, START_S = 1_000.0, 20.0
@@ -23,25 +20,7 @@ RAN_S, START_S = 1_000.0, 20.0
 def ran(job_id: str, **fields: Any) -> Any:
     """What a log says of a program that ran once to its end."""
     job = job_record(job_id, command_spec(job_id, **fields), state=JobState.SUCCEEDED)
-    attempt = AttemptRecord(
-        attempt_id=AttemptId(f"{job_id}.1"),
-        job_id=JobId(job_id),
-        epoch=1,
-        plan=None,
-        group=GpuGroup.of("cpu", [1]),
-        estimate=None,
-        allocation=Allocation(shares=()),
-        master_addr="127.0.0.1",
-        master_port=1,
-        cause=reason(ReasonCode.NOT_YET_EVALUATED),
-        decision_index=1,
-        decided_at_s=0.0,
-        launched_at_s=0.0,
-        first_step_at_s=START_S,
-        ended_at_s=START_S + RAN_S,
-        outcome=EndKind.FINISHED,
-    )
-    return log_job(job, job.spec, [attempt])
+    return log_job(job, job.spec, [logged_attempt(job_id, from_s=START_S, to_s=START_S + RAN_S)])
 
 
 @pytest.fixture

@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from arena.domain.allocation import Allocation, GpuGroup
-from arena.domain.job import JobId
-from arena.domain.launch import AttemptId
-from arena.domain.reason import ReasonCode, reason
-from arena.domain.records import AttemptRecord, EndKind, JobState
+from arena.domain.records import JobState
 from arena_traces.formats.log_writing import log_job, log_lines
-from tests.builders import command_spec, job_record
+from tests.builders import command_spec, job_record, logged_attempt
 from tests.fakes.command_line import Arena, Done
 from tests.trace_files import ITP_HEAD, table, written
 
@@ -98,30 +94,11 @@ def log(folder: Path) -> Path:
     jobs = []
     for at, (name, spec) in enumerate(specs.items()):
         record = job_record(name, spec, submitted_at_s=float(at), state=JobState.SUCCEEDED, ended_at_s=50.0 + at)
-        jobs.append(log_job(record, spec, [ran(name, spec.gpus.count or 1, from_s=float(at))]))
+        jobs.append(
+            log_job(record, spec, [logged_attempt(name, [spec.gpus.count or 1], from_s=float(at), to_s=50.0 + at)])
+        )
     lines = "".join(log_lines(jobs, exported_at_s=1_000.0, arena_version="0.1.0"))
     return written(folder / "log.jsonl", lines.encode())
-
-
-def ran(name: str, gpu_count: int, *, from_s: float) -> AttemptRecord:
-    return AttemptRecord(
-        attempt_id=AttemptId(f"{name}.1"),
-        job_id=JobId(name),
-        epoch=1,
-        plan=None,
-        group=GpuGroup.of("cpu", [gpu_count]),
-        estimate=None,
-        allocation=Allocation(shares=()),
-        master_addr="127.0.0.1",
-        master_port=1,
-        cause=reason(ReasonCode.NOT_YET_EVALUATED),
-        decision_index=1,
-        decided_at_s=0.0,
-        launched_at_s=0.0,
-        first_step_at_s=from_s,
-        ended_at_s=from_s + 50.0,
-        outcome=EndKind.FINISHED,
-    )
 
 
 def replay_of_log(arena: Arena, log: Path, *argv: object) -> Done:

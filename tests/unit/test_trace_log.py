@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.job import JobId, JobSpec
-from arena.domain.launch import AttemptId
-from arena.domain.reason import ReasonCode, reason
-from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, Progress
+from arena.domain.records import AttemptRecord, JobRecord, JobState, Progress
 from arena.domain.trace import TraceOutcome
 from arena_traces.defects import Defect, TraceError
 from arena_traces.formats.log_writing import log_job, log_lines
 from arena_traces.reading import read_trace
-from tests.builders import command_spec, job_record, train_spec
+from tests.builders import command_spec, job_record, logged_attempt, train_spec
 from tests.trace_files import written
 
 NOW_S = 10_000.0
@@ -25,24 +22,7 @@ NOW_S = 10_000.0
 def attempt(
     job_id: str, epoch: int, counts: list[int], *, from_s: float | None, to_s: float | None, gpu_type: str = "a100"
 ) -> AttemptRecord:
-    return AttemptRecord(
-        attempt_id=AttemptId(f"{job_id}.{epoch}"),
-        job_id=JobId(job_id),
-        epoch=epoch,
-        plan=None,
-        group=GpuGroup.of(gpu_type, counts),
-        estimate=None,
-        allocation=Allocation(shares=()),
-        master_addr="127.0.0.1",
-        master_port=1,
-        cause=reason(ReasonCode.NOT_YET_EVALUATED),
-        decision_index=1,
-        decided_at_s=0.0,
-        launched_at_s=0.0,
-        first_step_at_s=from_s,
-        ended_at_s=to_s,
-        outcome=None if to_s is None else EndKind.FINISHED,
-    )
+    return logged_attempt(job_id, counts, from_s=from_s, to_s=to_s, gpu_type=gpu_type, epoch=epoch)
 
 
 def logged(path: Path, *jobs: tuple[JobRecord, list[AttemptRecord]]) -> Path:
