@@ -135,13 +135,11 @@ def claimed(snapshot: Snapshot, market: Market, power: Floats, value: Floats, ch
             if snapshot.now_s < one.start_s < math.inf
         ),
     )
+    beside = _beside(snapshot, market, plan)
+    if reservations:
+        beside = _kept(snapshot, beside, reservations, _precedence(snapshot, market, plan, waited, changes))
     return Claims(
-        market=_kept(
-            snapshot,
-            _beside(snapshot, market, plan),
-            reservations,
-            _precedence(snapshot, market, plan, waited, changes),
-        ),
+        market=beside,
         value=raised,
         plan=plan,
         overdue=first,
@@ -276,8 +274,6 @@ def _kept(
     Nodes of one whose block has not come are open to those whose blocks have: their values are above its own, so where
     they find nothing else, it would be they who are late for it.
     """
-    if not reservations:
-        return market
     first, kept = np.isin(market.job, precedence.come), list[Kept]()
     for at, one in reservations.items():
         keeps_out = kept_out(snapshot, market, one.start_s)
