@@ -185,14 +185,16 @@ def repaired(columns: Columns, supply: Floats, priced: Priced) -> Ints:
     chosen = priced.best.copy()
     loss = priced.profit[columns.job] - priced.reduced
     shortlist = _cheapest(loss, _SHORTLIST)
-    used = columns.used(chosen)
+    used, taken = columns.used(chosen), _having(columns, chosen).taken
+    kept = np.where(chosen >= 0, priced.reduced[chosen], 0.0)
     while (excess := np.maximum(used - supply, 0.0)).max() > _SLACK:
-        change = _least_loss(columns, priced, chosen, shortlist, (used, supply, excess))
+        change = _least_loss(columns, priced, (taken, kept), shortlist, (used, supply, excess))
         if change is None and len(shortlist) < len(loss):
             shortlist = np.arange(len(loss))
             continue
         job, column = change if change is not None else _heaviest(columns, chosen, excess)
-        used = used - _of(columns.usage, chosen[job]) + _of(columns.usage, column)
+        used = used - taken[job] + _of(columns.usage, column)
+        taken[job], kept[job] = _of(columns.usage, column), _of(priced.reduced, column)
         chosen[job] = column
     return chosen
 
@@ -209,25 +211,32 @@ def _of(array: Any, column: int) -> Any:
 
 
 def _least_loss(
-    columns: Columns, priced: Priced, chosen: Ints, shortlist: Ints, rows: tuple[Floats, Floats, Floats]
+    columns: Columns,
+    priced: Priced,
+    having: tuple[Floats, Floats],
+    shortlist: Ints,
+    rows: tuple[Floats, Floats, Floats],
 ) -> tuple[int, int] | None:
-    """Return the change (job, column) that loses least for what it takes off the excess."""
-    used, supply, excess = rows
-    has = chosen >= 0
-    taken = np.where(has[:, None], columns.usage[chosen], 0.0)
-    kept = np.where(has, priced.reduced[chosen], 0.0)
-    jobs = columns.job[shortlist]
-    after = used - taken[jobs] + columns.usage[shortlist]
-    relief = excess.sum() - np.maximum(after - supply, 0.0).sum(axis=1)
-    ratio = _ratio(kept[jobs] - priced.reduced[shortlist], relief)
-    to_none = excess.sum() - np.maximum(used - taken - supply, 0.0).sum(axis=1)
-    none_ratio = np.where(has, _ratio(kept, to_none), np.inf)
-    at, job = int(np.argmin(ratio)), int(np.argmin(none_ratio))
-    if min(ratio[at], none_ratio[job]) == np.inf:
+    """Return the change (job, column) that loses least for what it takes off the excess.
+
+    Args:
+        having: What each job takes of every row, and what that is worth to it at the prices.
+    """
+    (taken, kept), (used, supply, excess) = having, rows
+    is_over = taken @ (excess > 0.0) > 0.0  # nobody else has anything of what is short
+    over, keep = np.flatnonzero(is_over), shortlist[is_over[columns.job[shortlist]]]
+    jobs = columns.job[keep]
+    after = used - taken[jobs] + columns.usage[keep]
+    ratio = _ratio(kept[jobs] - priced.reduced[keep], excess.sum() - np.maximum(after - supply, 0.0).sum(axis=1))
+    to_none = excess.sum() - np.maximum(used - taken[over] - supply, 0.0).sum(axis=1)
+    none_ratio = _ratio(kept[over], to_none)
+    least, none_least = ratio.min(initial=np.inf), none_ratio.min(initial=np.inf)
+    if min(least, none_least) == np.inf:
         return None
-    if ratio[at] <= none_ratio[job]:
-        return int(jobs[at]), int(shortlist[at])
-    return job, NONE
+    if least <= none_least:
+        at = int(np.argmin(ratio))
+        return int(jobs[at]), int(keep[at])
+    return int(over[np.argmin(none_ratio)]), NONE
 
 
 def _ratio(loss: Floats, relief: Floats) -> Floats:

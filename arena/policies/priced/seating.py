@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from heapq import nsmallest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.allocation import Allocation, GpuGroup
+from arena.domain.allocation import Allocation, GpuGroup, NodeShare
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode
@@ -131,6 +130,8 @@ class _Seating:
             self._capacity = self._capacity.restore(self._held(at))
         self._entries: dict[tuple[int, GpuGroup], int | None] = {}
         self._hopeless: set[tuple[int, int]] = set()
+        self._stayed: list[tuple[int, tuple[NodeShare, ...]]] | None = None
+        self._stayers_by_type: dict[str, dict[NodeId, list[tuple[int, int, int]]]] = {}
         self.chosen = chosen.copy()
         self.allocations: dict[int, Allocation] = {}
         self.cuts: dict[int, Reason] = {}
@@ -324,7 +325,7 @@ class _Seating:
         """
         found: list[tuple[float, NodeId, list[tuple[int, int]]]] = []
         for gpu_type in sorted({part.gpu_type for part in self.market.cell(column).group.parts}):
-            on_node = self._stayers.get(gpu_type, {})
+            on_node = self._stayers(gpu_type)
             weighed = (
                 (self._weight(here, may_suspend), node_id)
                 for node_id, here in on_node.items()
@@ -341,17 +342,22 @@ class _Seating:
             return sum([self._loss(at, move) for at, move, _ in here if self.stays(at)])
         return float(sum([count for at, move, count in here if move >= 0 and self.stays(at)]))
 
-    @cached_property
-    def _stayers(self) -> dict[str, dict[NodeId, list[tuple[int, int, int]]]]:
-        """Who stays, by GPU type and node: contender, the column by which it could go on elsewhere, GPUs there."""
-        found: dict[str, dict[NodeId, list[tuple[int, int, int]]]] = {}
-        for at in np.flatnonzero((self.chosen == self.market.keeping) & (self.chosen >= 0)).tolist():
-            move = self._alike(at)
-            for share in self._held(at).shares:
-                gpu_type = self._type_of(share.node_id)
-                if gpu_type is not None:
-                    on_node = found.setdefault(gpu_type, {}).setdefault(share.node_id, [])
-                    on_node.append((at, NONE if move is None else move, len(share.device_ids)))
+    def _stayers(self, gpu_type: str) -> Mapping[NodeId, list[tuple[int, int, int]]]:
+        """Who stays as chosen when this was first asked: by node, contender, column to go on elsewhere, GPUs there."""
+        known = self._stayers_by_type.get(gpu_type)
+        if known is not None:
+            return known
+        if self._stayed is None:
+            stayed = np.flatnonzero((self.chosen == self.market.keeping) & (self.chosen >= 0)).tolist()
+            self._stayed = [(at, self._held(at).shares) for at in stayed]
+        found = self._stayers_by_type[gpu_type] = {}
+        for at, shares in self._stayed:
+            for share in shares:
+                if self._type_of(share.node_id) != gpu_type:
+                    continue
+                move = self._alike(at)
+                on_node = found.setdefault(share.node_id, [])
+                on_node.append((at, NONE if move is None else move, len(share.device_ids)))
         return found
 
     def _alike(self, at: int) -> int | None:
