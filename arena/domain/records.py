@@ -203,6 +203,8 @@ class JobRecord:
         target: What it is to have next, waiting for devices or for the old attempt to end.
         reasons: Why it is where it is, as of the latest decision that looked at it.
         predecessor: The attempt that ended last.
+        launch_failure_count, port_failure_count, evaluation_failure_count: Launches that failed, ports that were taken,
+            and failures of ours on it, since it last ran or was released.
         restarts_since_progress: Failures since a checkpoint last advanced; what the restart budget counts.
         not_before_s: Backoff: no launch before this instant.
         run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.

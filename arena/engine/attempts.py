@@ -29,7 +29,7 @@ from arena.domain.replacing import replace
 from arena.engine.draft import Draft
 from arena.engine.entries import Entry, entry
 from arena.engine.node_state import settle_node
-from arena.engine.outcome import conclude_job, drop_target
+from arena.engine.outcome import conclude_job, drop_target, forgiven
 from arena.engine.spending import usd_per_s
 
 NOT_THE_NODES_FAULT = frozenset({"port", "config"})
@@ -272,7 +272,7 @@ def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...])
         state, first_step_at_s = AttemptState.RUNNING, draft.now_s
         if job.state is JobState.STARTING:
             job = replace(job, state=JobState.RUNNING, changed_at_s=draft.now_s)
-        draft.put_job(job)
+        draft.put_job(forgiven(job))
     return replace(
         attempt,
         started_nodes=started_nodes,

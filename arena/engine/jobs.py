@@ -14,7 +14,7 @@ from arena.domain.struck import without
 from arena.engine.attempts import hasten, stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.entries import Entry, entry
-from arena.engine.outcome import drop_target
+from arena.engine.outcome import drop_target, forgiven
 from arena.engine.spending import is_spent, spent_usd
 from arena.units import format_count
 
@@ -71,11 +71,8 @@ def _release(draft: Draft, job: JobRecord) -> None:
         return  # it would be stopped at once
     state = JobState.QUEUED if job.state is JobState.HELD else job.state
     cause = reason(ReasonCode.NOT_YET_EVALUATED)
-    draft.put_job(
-        replace(
-            job, wish=Wish.RUN, state=state, reasons=(cause,), evaluation_failure_count=0, restarts_since_progress=0
-        )
-    )
+    job = replace(forgiven(job), restarts_since_progress=0)
+    draft.put_job(replace(job, wish=Wish.RUN, state=state, reasons=(cause,)))
 
 
 def _with_budget(draft: Draft, job: JobRecord, budget_usd: float, by: str) -> JobRecord:

@@ -168,7 +168,7 @@ def _is_struck_out(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> bool
         group=attempt.group, plan=attempt.plan, memory_bytes=memory_bytes, error=attempt.error, at_s=draft.now_s
     )
     left = without(grid, (struck,))
-    if not left.cells:
+    if not (left.cells or left.mixed):
         return False
     draft.update(grids=draft.state.grids.set(job.job_id, left))
     draft.record(
@@ -180,7 +180,7 @@ def _is_struck_out(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> bool
         group=str(attempt.group),
         memory_bytes=memory_bytes or None,
         error=attempt.error,
-        cells_left=len(left.cells),
+        cells_left=len(left.cells) + len(left.mixed),
     )
     state = JobState.HELD if job.wish is Wish.HOLD else JobState.QUEUED
     job = replace(job, struck=(*job.struck, struck), restart_count=job.restart_count + 1)
@@ -238,6 +238,13 @@ def _hold_for_its_user(draft: Draft, job: JobRecord, causes: tuple[Reason, ...])
     draft.put_job(replace(draft.state.jobs[job.job_id], state=JobState.HELD))
     told = "; ".join(map(str, causes))
     draft.record(EntryKind.JOB_STATE, f"held: {told}", job_id=job.job_id, after=JobState.HELD.value)
+
+
+def forgiven(job: JobRecord) -> JobRecord:
+    """Return a job that has come to run: of what must not fail too often in a row, nothing has failed so far."""
+    if not (job.launch_failure_count or job.port_failure_count or job.evaluation_failure_count):
+        return job
+    return replace(job, launch_failure_count=0, port_failure_count=0, evaluation_failure_count=0)
 
 
 def _backoff_s(draft: Draft, count: int) -> float:

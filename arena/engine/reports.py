@@ -29,6 +29,7 @@ from arena.domain.records import (
 )
 from arena.domain.replacing import replace
 from arena.engine.draft import Draft
+from arena.engine.outcome import forgiven
 from arena.units import format_count
 
 RESTART_SAMPLES_MAX = 4
@@ -128,9 +129,10 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         first_step_at_s=draft.now_s if attempt.first_step_at_s is None else attempt.first_step_at_s,
         state=AttemptState.RUNNING if begins else attempt.state,
     )
+    job = draft.state.jobs[attempt.job_id]
     if is_first:
         _first_step(draft, attempt)
-    job = draft.state.jobs[attempt.job_id]
+        job = forgiven(job)
     progress = replace(
         job.progress,
         step=last.step,

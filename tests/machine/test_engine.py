@@ -232,6 +232,23 @@ def next_attempt(sim: Simulation, name: str) -> JobRecord:
         sim.kernel.now_s = max(sim.kernel.now_s, before + 0.5)
 
 
+def fail_launch(sim: Simulation, name: str = "a") -> None:
+    """End the job's next attempt, which is on one node, before its process is up."""
+    job = next_attempt(sim, name)
+    assert job.attempt_id is not None
+    (node_id,) = sim.engine.state.attempts[job.attempt_id].allocation.node_ids
+    sim.world.lose_node(node_id)
+    end = NodeEnd(node_id=node_id, kind=EndKind.LAUNCH_FAILED, message="out of processes")
+    sim.handle(AttemptEnded(node_id=node_id, attempt_id=job.attempt_id, end=end))
+
+
+def until_running(sim: Simulation, name: str) -> JobRecord:
+    """Run until the job has made a step."""
+    while (job := sim.engine.state.jobs[JobId(name)]).state is not JobState.RUNNING:
+        sim.run(until_s=sim.kernel.now_s + 5.0)
+    return job
+
+
 def failing(sim: Simulation, name: str, error: WorkerError, times: int) -> None:
     """End the job's next attempts with an error as soon as they are up."""
     for _ in range(times):
@@ -314,6 +331,29 @@ def test_launch_failures_fail_the_job_and_quarantine_the_node() -> None:
     assert "No such file" in failed.error
     assert "tried 3 of 3" in failed.error
     assert sim.engine.state.nodes[NodeId("n1")].state.value == "quarantined"
+
+
+ONE_GPU = {"min": 1, "max": 1}
+
+
+@pytest.mark.parametrize("spec", [train_spec("a", gpus=ONE_GPU, stop={"steps": 5000}), command_spec("a", count=1)])
+def test_launches_that_fail_count_in_a_row(spec: JobSpec) -> None:
+    """A job that is moved for months is not failed by the third launch of its life that does not work."""
+    sim = with_nodes(simulation("fcfs", quarantine_after=100), "n1")
+    sim.at(1.0, submit("a", spec))
+    fail_launch(sim)
+    fail_launch(sim)
+    assert sim.engine.state.jobs[JobId("a")].launch_failure_count == 2
+    assert until_running(sim, "a").launch_failure_count == 0
+
+
+def test_who_is_released_has_failed_no_launch() -> None:
+    sim = with_nodes(simulation("fcfs", quarantine_after=100), "n1")
+    sim.at(1.0, submit("a", train_spec("a", gpus=ONE_GPU)))
+    fail_launch(sim)
+    for wish in ("hold", "run"):
+        sim.handle(JobWishChanged(job_id=JobId("a"), wish=wish, by="ann"))
+    assert sim.engine.state.jobs[JobId("a")].launch_failure_count == 0
 
 
 def test_drain_lets_work_end_and_takes_no_new() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from arena.domain.allocation import GpuGroup
+from arena.domain.allocation import GpuGroup, GroupPart
+from arena.domain.cluster import ClusterShape
 from arena.domain.events import JobSubmitted, NodeRegistered
 from arena.domain.grid import Cell, Estimate, Grid, PlanEstimate
 from arena.domain.job import JobId, JobSpec
@@ -149,3 +150,33 @@ def test_asked_why_the_scheduler_names_what_ran_out(policy: str) -> None:
     sim.run(until_s=30.0)
     first, *_ = sim.engine.explain(sim.engine.state, A, 30.0)
     assert str(first) == "dp4 tp1 pp1 mb1 on cpu 2+2 is not tried again, it ran out of memory: out of memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedOnly(PowerLawGrids):
+    """Nothing fits on GPUs of one type."""
+
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        mixed = tuple(
+            replace(self._cell(spec, "cpu", [count]), group=both)
+            for count, both in ((2, ONE_OF_BOTH), (4, TWO_OF_BOTH))
+        )
+        return Grid(cells=(), mixed=mixed, source=self.version)
+
+
+ONE_OF_BOTH, TWO_OF_BOTH = (
+    GpuGroup(parts=tuple(GroupPart(gpu_type=gpu_type, node_counts=(count,)) for gpu_type in ("cpu", "gpu")))
+    for count in (1, 2)
+)
+
+
+def test_who_fits_over_several_types_alone_goes_on_with_other_gpus_of_them() -> None:
+    sim = simulation("arena", TWO_OF_BOTH, grids=MixedOnly())
+    sim.at(0.0, NodeRegistered(info=node_info("n3", gpu_type="gpu")))
+    submit(sim, train_spec("a", retry={"restarts_max": 0}))
+    sim.run()
+    job = sim.ended[A]
+    assert job.state is JobState.SUCCEEDED, job.error
+    assert launched(sim) == [TWO_OF_BOTH, ONE_OF_BOTH]
+    entries = [entry for step in sim.steps for entry in step.history if entry.kind is EntryKind.PLAN_STRUCK]
+    assert [entry.data["cells_left"] for entry in entries] == [1]
