@@ -57,6 +57,18 @@ class JobWishChanged:
     budget_usd: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsCancelled:
+    """The user (or an admin) cancels jobs, in this order; one event, so that it is decided once for all of them.
+
+    A log of before this kind has a ``JobWishChanged`` for each.
+    """
+
+    kind: Literal["jobs_cancelled"] = "jobs_cancelled"
+    job_ids: tuple[JobId, ...]
+    by: str
+
+
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridBuilt:
@@ -213,6 +225,7 @@ Event = Annotated[
     SchedulerStarted
     | JobSubmitted
     | JobWishChanged
+    | JobsCancelled
     | GridBuilt
     | GridFailed
     | NodeRegistered

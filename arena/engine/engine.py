@@ -17,6 +17,7 @@ from arena.domain.events import (
     Event,
     GridBuilt,
     GridFailed,
+    JobsCancelled,
     JobSubmitted,
     JobWishChanged,
     NodeDisconnected,
@@ -158,6 +159,8 @@ class Engine:
                 jobs.submit(draft, event)
             case JobWishChanged():
                 jobs.change_wish(draft, event)
+            case JobsCancelled():
+                jobs.cancel_all(draft, event)
             case GridBuilt():
                 is_first = event.job_id not in draft.state.grids
                 jobs.take_grid(draft, event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from arena.domain.commands import BuildGrid
-from arena.domain.events import GridBuilt, GridFailed, JobSubmitted, JobWishChanged
+from arena.domain.events import GridBuilt, GridFailed, JobsCancelled, JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Wish
@@ -64,6 +64,12 @@ def change_wish(draft: Draft, event: JobWishChanged) -> None:
             _take_off(draft, replace(job, wish=Wish.HOLD), JobState.HELD, JobState.PREEMPTING, event.by)
         case "cancel":
             _take_off(draft, replace(job, wish=Wish.CANCEL), JobState.CANCELLED, JobState.CANCELLING, event.by)
+
+
+def cancel_all(draft: Draft, event: JobsCancelled) -> None:
+    """Cancel jobs, each as if it alone were; what is over stays over."""
+    for job_id in event.job_ids:
+        change_wish(draft, JobWishChanged(job_id=job_id, wish="cancel", by=event.by))
 
 
 def _release(draft: Draft, job: JobRecord) -> None:

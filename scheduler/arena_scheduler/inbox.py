@@ -13,14 +13,14 @@ from arena.engine.ports import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Events that belong together: all of them happen, in one transaction, or none.
+    """An event; what is asked for at once is one, so that no request has the engine decide many times.
 
     Args:
-        answer: Resolved once the steps are durable, or failed; None where nobody waits.
+        answer: Resolved once the step is durable, or failed; None where nobody waits.
     """
 
-    events: tuple[Event, ...]
-    answer: asyncio.Future[tuple[Step, ...]] | None = None
+    event: Event
+    answer: asyncio.Future[Step] | None = None
 
 
 class Inbox:
@@ -32,16 +32,16 @@ class Inbox:
 
     def post(self, event: Event) -> None:
         """Add an event for whose effect nobody waits."""
-        self._put(Item(events=(event,)))
+        self._put(Item(event=event))
 
-    async def request(self, *events: Event) -> tuple[Step, ...]:
-        """Add events and return their steps once all of them are durable.
+    async def request(self, event: Event) -> Step:
+        """Add an event and return its step once that is durable.
 
         Raises:
-            ArenaError: The engine refused one of them or the store failed; none of them happened.
+            ArenaError: The engine refused it or the store failed; it did not happen.
         """
-        answer: asyncio.Future[tuple[Step, ...]] = asyncio.get_running_loop().create_future()
-        self._put(Item(events=events, answer=answer))
+        answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
+        self._put(Item(event=event, answer=answer))
         return await answer
 
     def _put(self, item: Item) -> None:

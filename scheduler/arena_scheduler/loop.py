@@ -99,7 +99,6 @@ class Driver:
         self.durable_state = brain.state
         self.read_only_cause: str | None = None
         self.ended_counts: Counter[JobState] = Counter()
-        self.commit_count = 0
         self.decision_time_s = 0.0
 
     async def run(self) -> None:
@@ -109,7 +108,7 @@ class Driver:
             self._awake.beat()
             items = self._inbox.take(ITEMS_PER_BATCH_MAX)
             if self._is_tick_due():
-                items.append(Item(events=(Tick(),)))
+                items.append(Item(event=Tick()))
             if items:
                 await self._turn(items)
             await self._probe()
@@ -148,12 +147,11 @@ class Driver:
         """Handle a batch, make it durable, act on it; or put the engine back."""
         saved = self._brain.state
         handled = self._handle_all(items)
-        all_steps = [step for _, some in handled for step in some]
-        if not all_steps:
+        if not handled:
             return
-        error = await self._commit(all_steps)
+        error = await self._commit([step for _, step in handled])
         if error is None:
-            self._after_commit(handled, all_steps)
+            self._after_commit(handled)
         else:
             self._brain.state = saved
             await self._on_commit_failed([item for item, _ in handled], error)
@@ -169,30 +167,30 @@ class Driver:
             return InternalError("the store failed on a record", why=repr(error))
         return None
 
-    def _handle_all(self, items: Sequence[Item]) -> list[tuple[Item, tuple[Step, ...]]]:
+    def _handle_all(self, items: Sequence[Item]) -> list[tuple[Item, Step]]:
         """Handle items for a bounded time; those that are left go back to where they came from."""
         until_s = self._clock.now_s() + BATCH_S_MAX
         handled = []
         for index, item in enumerate(items):
-            steps = self._handle(item)
-            if steps is not None:
-                handled.append((item, steps))
+            step = self._handle(item)
+            if step is not None:
+                handled.append((item, step))
             if self._clock.now_s() > until_s:
                 self._inbox.put_back(items[index + 1 :])
                 break
         return handled
 
-    def _handle(self, item: Item) -> tuple[Step, ...] | None:
+    def _handle(self, item: Item) -> Step | None:
         saved = self._brain.state
         try:
-            return tuple(self._handle_event(event) for event in item.events)
+            return self._handle_event(item.event)
         except ArenaError as error:
             self._brain.state = saved
             self._fail(item, error)
         except Exception as error:  # noqa: BLE001 - the outermost frame of one event
-            _log.exception("event %s failed", item.events[0])
+            _log.exception("event %s failed", item.event)
             self._brain.state = saved
-            self._fail(item, InternalError(f"handling {item.events[0].kind} failed", why=repr(error)))
+            self._fail(item, InternalError(f"handling {item.event.kind} failed", why=repr(error)))
         return None
 
     def _handle_event(self, event: Event) -> Step:
@@ -203,10 +201,10 @@ class Driver:
         return step
 
     def _fail(self, item: Item, error: ArenaError) -> None:
-        if isinstance(item.events[0], Tick):
+        if isinstance(item.event, Tick):
             self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S  # it is due again at once
         if item.answer is None:
-            _log.error("%s was dropped: %s", item.events[0].kind, error)
+            _log.error("%s was dropped: %s", item.event.kind, error)
         elif not item.answer.done():
             item.answer.set_exception(error)
 
@@ -228,27 +226,27 @@ class Driver:
         if item.answer is not None:
             self._fail(item, error)
             return
-        for event in item.events:
-            if isinstance(event, Tick):
-                self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S
-            elif isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
-                asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._repeat, event)
-            elif hasattr(event, "node_id"):
-                self._drop_node(event.node_id, error.message)
+        event = item.event
+        if isinstance(event, Tick):
+            self._tick_not_before_s = self._clock.now_s() + PROBE_INTERVAL_S
+        elif isinstance(event, GridBuilt | GridFailed | NodeDisconnected):
+            asyncio.get_running_loop().call_later(PROBE_INTERVAL_S, self._repeat, event)
+        elif hasattr(event, "node_id"):
+            self._drop_node(event.node_id, error.message)
 
     def _repeat(self, event: GridBuilt | GridFailed | NodeDisconnected) -> None:
         """Say again what could not be stored, unless the node it speaks of has come back meanwhile."""
         if not isinstance(event, NodeDisconnected) or not self._is_connected(event.node_id):
             self._inbox.post(event)
 
-    def _after_commit(self, handled: Sequence[tuple[Item, tuple[Step, ...]]], steps: Sequence[Step]) -> None:
-        self.commit_count += 1
+    def _after_commit(self, handled: Sequence[tuple[Item, Step]]) -> None:
+        steps = [step for _, step in handled]
         self.durable_state = self._brain.state
         for step in steps:
             self.ended_counts.update(job.state for job in step.jobs if job.state.is_terminal)
-        for item, some in handled:
+        for item, step in handled:
             if item.answer is not None and not item.answer.done():
-                item.answer.set_result(some)
+                item.answer.set_result(step)
         for step in steps:
             for command in step.commands:
                 self._world.send(command)

@@ -29,15 +29,25 @@ import asyncio, signal, sys
 from pathlib import Path
 from arena_scheduler.app import collect_garbage_rarely, start
 from arena_scheduler.config import SchedulerConfig
+from arena_scheduler.store.writes import SqliteStore
+
+class Counting(SqliteStore):
+    commit_count = 0
+
+    def commit(self, steps):
+        super().commit(steps)
+        self.commit_count += 1
 
 async def main():
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
-    running = await start(SchedulerConfig(db=Path(sys.argv[1]) / "arena.db", port=0))
+    path = Path(sys.argv[1]) / "arena.db"
+    store = Counting.open(path)
+    running = await start(SchedulerConfig(db=path, port=0), store=store)
     print(running.address, flush=True)
     await stopping.wait()
     await running.stop()
-    print(running.driver.commit_count, flush=True)
+    print(store.commit_count, flush=True)
 
 collect_garbage_rarely()
 asyncio.run(main())

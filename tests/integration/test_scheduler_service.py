@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,8 +17,8 @@ import yaml
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import Tick
 from arena.domain.grid import Grid
-from arena.domain.job import JobSpec
-from arena.domain.records import EntryKind, HistoryEntry
+from arena.domain.job import JobId, JobSpec
+from arena.domain.records import EntryKind, HistoryEntry, Wish
 from arena.engine.ports import Step
 from arena.errors import (
     AlreadyRunningError,
@@ -166,18 +167,56 @@ async def test_hold_release_cancel(tmp_path: Path) -> None:
         assert "cancelled" in refusal.message
 
 
+class CountingStore(MemoryStore):
+    """Keeps what each of its transactions was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transactions: list[tuple[Step, ...]] = []
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        super().commit(steps)
+        self.transactions.append(tuple(steps))
+
+
 async def test_a_thousand_jobs_are_cancelled_in_one_transaction(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = CountingStore()
     async with cluster_of(quick_config(tmp_path), store=store) as cluster:
         client = cluster.client(user="ann")
         other = await cluster.client(user="bob").submit(train_spec("x"))
         for _ in range(10):
             await asyncio.gather(*(client.submit(train_spec("x")) for _ in range(100)))
-        before = cluster.running.driver.commit_count
+        before = len(store.transactions)
         answer = await client.call("CancelJobs", all_mine=True, request_id="c")
         assert len(answer.cancelled_job_ids) == 1000
-        assert cluster.running.driver.commit_count - before <= 2  # its own, and perhaps a tick's
+        assert len(store.transactions) - before <= 2  # its own, and perhaps a tick's
         assert (await client.job(other)).state == common_pb2.JOB_STATE_QUEUED
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "elastic", "arena"])
+async def test_however_many_jobs_are_cancelled_at_once_it_is_decided_once(tmp_path: Path, policy: str) -> None:
+    store = CountingStore()
+    async with cluster_of(quick_config(tmp_path, policy=policy), store=store) as cluster:
+        client = cluster.client(user="ann")
+        await (await cluster.agent(node_info("n1"))).next_of("verdict")
+        every_id = [await client.submit(command_spec(f"x{index}")) for index in range(44)]
+        job_ids = every_id[:40]  # others wait, so that there is something to decide
+        await eventually(lambda: len(cluster.running.driver.durable_state.grids) == len(every_id), "all are planned")
+        before = len(store.transactions)
+        answer = await client.call("CancelJobs", job_ids=job_ids, request_id="c")
+        assert list(answer.cancelled_job_ids) == job_ids
+        steps = [step for some in store.transactions[before:] for step in some]
+        cancelled = [job.job_id for step in steps for job in step.jobs if job.wish is Wish.CANCEL]
+        assert set(cancelled) == set(job_ids)
+        assert len([some for some in store.transactions[before:] if _cancels(some)]) == 1
+        assert sum(step.decision is not None for step in steps if _cancels((step,))) == 1
+        assert {
+            job.job_id for job in store.get_jobs([*map(JobId, job_ids)]).values() if job.wish is Wish.CANCEL
+        } == set(job_ids)
+
+
+def _cancels(steps: Iterable[Step]) -> bool:
+    return any(job.wish is Wish.CANCEL for step in steps for job in step.jobs)
 
 
 async def test_events_are_numbered_filtered_and_followed(tmp_path: Path) -> None:

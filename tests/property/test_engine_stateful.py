@@ -21,6 +21,7 @@ from arena.domain.events import (
     Event,
     GridBuilt,
     HeldAttempt,
+    JobsCancelled,
     JobSubmitted,
     JobWishChanged,
     NodeDisconnected,
@@ -126,6 +127,12 @@ class EngineMachine(RuleBasedStateMachine):
     def user_wishes(self, data: st.DataObject, wish: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.submitted)))
         self.feed(JobWishChanged(job_id=name, wish=wish, by="ann"))  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def user_cancels_many(self, data: st.DataObject) -> None:
+        names = data.draw(st.lists(st.sampled_from(sorted(self.submitted)), min_size=2, max_size=4))
+        self.feed(JobsCancelled(job_ids=tuple(names), by="ann"))
 
     @rule(name=st.sampled_from(NODES), drain=st.booleans(), within_s=WITHIN_S)
     def admin_drains(self, name: str, drain: bool, within_s: float | None) -> None:

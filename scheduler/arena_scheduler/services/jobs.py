@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Iterable
 from typing import Literal
 
-from arena.domain.events import JobWishChanged
+from arena.domain.events import JobsCancelled, JobWishChanged
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.records import EntryKind, JobRecord, Wish
@@ -149,9 +149,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
             caller.require_owner(job.user, f"job {job.job_id}")
         open_ids = [job.job_id for job in jobs if not job.state.is_terminal]
         if open_ids:
-            await self._inbox.request(
-                *(JobWishChanged(job_id=job_id, wish="cancel", by=caller.user) for job_id in open_ids)
-            )
+            await self._inbox.request(JobsCancelled(job_ids=tuple(open_ids), by=caller.user))
         ended = [job.job_id for job in jobs if job.state.is_terminal]
         return pb.CancelJobsResponse(cancelled_job_ids=open_ids, ended_job_ids=ended)
 
