@@ -418,7 +418,7 @@ class JobSpec(Model):
 
     Attributes:
         user: Filled in by the server from the caller's token; what a file says is checked against it.
-        weight: Importance of this job's flow time to the policy.
+        weight: How much this job's flow time counts to a policy that weighs it (`arena`), beside its priority.
         deadline_s: Wished end, in seconds after submission.
         is_deadline_strict: Whether the job is refused unless its deadline can be promised.
         budget_usd: Most the job may cost: it is stopped so long before that its grace is paid for, unless it is about

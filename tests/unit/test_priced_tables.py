@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from arena.policies.priced import market
 from arena.policies.priced.market import TABLES_KEPT, Tables, market_of, rows_of
 from arena.policies.registry import make_policy
 from tests.builders import node_info, scaling_grid, snapshot_of, train_spec
@@ -35,3 +42,19 @@ def test_what_was_forgotten_changes_no_decision() -> None:
         old.decide(snapshot_of(NODES, {f"j{number}": (SPEC, scaling_grid("cpu", [(1,), (2,)]))}))
     snapshot = snapshot_of(NODES, {name: (SPEC, scaling_grid("cpu", [(1,), (2,)])) for name in ("x", "y", "z")})
     assert old.decide(snapshot) == make_policy("arena").decide(snapshot)
+
+
+def test_who_asks_at_the_same_time_has_the_same_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions are answered beside decisions, in threads of their own."""
+    grid, both, make = scaling_grid("cpu", [(1,), (2,)]), Barrier(2), market._table
+
+    def together(*args: Any, **options: Any) -> market.Table:
+        both.wait(timeout=60.0)
+        return make(*args, **options)
+
+    monkeypatch.setattr(market, "_table", together)
+    snapshot = snapshot_of(NODES, {"a": (SPEC, grid)})
+    made = Tables().over(rows_of(snapshot.shape), [grid])
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda _: made.of(grid, same_zone=False), range(2))
+    assert one is other

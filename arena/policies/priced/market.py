@@ -207,7 +207,8 @@ class Market:
 class RowTables:
     """Tables of grids over some rows, made once for each grid, and the latest roster of those that have them.
 
-    A grid is kept beside its table, so that its identity stays its own.
+    A grid is kept beside its table, so that its identity stays its own. Questions are answered beside decisions, in
+    threads of their own: each change is one step of the interpreter, and what one has forgotten another may.
     """
 
     rows: tuple[Row, ...]
@@ -219,7 +220,7 @@ class RowTables:
         key = (id(grid), same_zone)
         found = self._made.get(key)
         if found is None:
-            found = self._made[key] = _table(grid, self.rows, same_zone=same_zone)
+            found = self._made.setdefault(key, _table(grid, self.rows, same_zone=same_zone))
         return found
 
     def roster(self, snapshot: Snapshot, *, is_all: bool = True) -> Roster:
@@ -257,7 +258,7 @@ class RowTables:
         if len(self._made) > 2 * len(grids) + TABLES_KEPT:
             present = set(map(id, grids))
             for key in [key for key in tuple(self._made) if key[0] not in present]:
-                del self._made[key]
+                self._made.pop(key, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "5"
+    version: str = "6"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from arena.domain.grid import Grid
 from arena.domain.history import workload_name
-from arena.domain.job import JobId, JobKind
+from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.launch import NodeId
 from arena.domain.records import JobRecord, JobState
 from arena.domain.replacing import quickly_made
@@ -27,6 +27,9 @@ from arena.policies.length_beliefs import declared_steps
 from arena.policies.length_estimates import JobKey
 from arena.policies.priced.columns import Floats, Ints
 
+DOUBLINGS_MAX = 30
+"""No job's time counts more, or less, than a usual job's by more than so many doublings."""
+
 if TYPE_CHECKING:
     from arena.policies.priced.market import Contender, Table
 
@@ -35,7 +38,7 @@ NUMBERS_KEPT = 64
 
 FACTS = np.dtype(
     [
-        ("priority", np.float64),
+        ("weight", np.float64),  # how much its time counts
         ("submitted_at_s", np.float64),
         ("due_s", np.float64),  # instant of its deadline, -inf without one
         ("has_budget", np.bool_),
@@ -242,6 +245,12 @@ def _member(
     )
 
 
+def weight_of(spec: JobSpec) -> float:
+    """Return how much a job's time counts: its weight, and twice as much for each step of priority."""
+    doublings = min(max(spec.priority, -DOUBLINGS_MAX), DOUBLINGS_MAX)
+    return min(max(spec.weight * 2.0**doublings, 2.0**-DOUBLINGS_MAX), 2.0**DOUBLINGS_MAX)
+
+
 def _facts(member: Member, key: int, tables: Mapping[Hashable, int]) -> tuple[Any, ...]:
     """Return a member's row, in the order of ``FACTS``."""
     job, held, contender = member.record, member.holding, member.contender
@@ -250,7 +259,7 @@ def _facts(member: Member, key: int, tables: Mapping[Hashable, int]) -> tuple[An
     steps = is_running and progress.reported_at_s is not None and bool(step_s)
     again = job.launched_at_s[1:] if job.epoch <= len(job.launched_at_s) else job.launched_at_s
     return (
-        spec.priority,
+        weight_of(spec),
         job.submitted_at_s,
         -math.inf if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
         spec.budget_usd is not None,

@@ -35,15 +35,13 @@ from arena.policies.priced.market import Contender, Market
 QUANTUM_SHARE = 1 / 8
 """Of ``wait_max_s``: for so long an old job is left what it has only just got."""
 
-PRIORITY_MAX = 30
-
 OWN_RUN_WAITS_MAX = 6
 """A job's own run makes its limit longer by so many ``wait_max_s`` at most, however long it says it is."""
 
 
 def weights(market: Market) -> Floats:
-    """Return how much the time of each contender counts: twice as much for each step of priority."""
-    return np.asarray(np.exp2(np.clip(market.facts["priority"], -PRIORITY_MAX, PRIORITY_MAX)))
+    """Return how much the time of each contender counts."""
+    return np.asarray(market.facts["weight"])
 
 
 def urged(snapshot: Snapshot, market: Market, value: Floats, wait_max_s: float, first: int | None) -> Floats:
