@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from arena.domain.events import Event
 from arena.engine.ports import Step
+from arena.errors import ArenaError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
         self._filled = asyncio.Event()
+        self._closed_for: ArenaError | None = None
 
     def post(self, event: Event) -> None:
         """Add an event for whose effect nobody waits."""
@@ -38,8 +40,10 @@ class Inbox:
         """Add an event and return its step once that is durable.
 
         Raises:
-            ArenaError: The engine refused it or the store failed; it did not happen.
+            ArenaError: The engine refused it, the store failed, or nobody takes events any more; it did not happen.
         """
+        if self._closed_for is not None:
+            raise self._closed_for
         answer: asyncio.Future[Step] = asyncio.get_running_loop().create_future()
         self._put(Item(event=event, answer=answer))
         return await answer
@@ -71,8 +75,9 @@ class Inbox:
         """Return items that were taken to the front, in their order."""
         self._items.extendleft(reversed(items))
 
-    def fail_all(self, error: BaseException) -> None:
-        """Fail everybody who waits, at the end."""
+    def close(self, error: ArenaError) -> None:
+        """Fail everybody who waits, and who asks from now on: nobody takes events any more."""
+        self._closed_for = error
         for item in self.take(len(self._items)):
             if item.answer is not None and not item.answer.done():
                 item.answer.set_exception(error)

@@ -114,7 +114,7 @@ class Driver:
             await self._probe()
             await self._drop_old()
             await self._keep_room()
-        self._inbox.fail_all(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
+        self._inbox.close(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
         self._writer.shutdown(wait=True)
 
     def stop(self) -> None:

@@ -8,6 +8,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from arena.domain.capability import job_refusals
 from arena.domain.cluster import ClusterShape
@@ -34,6 +35,7 @@ from arena_scheduler.grids import Built, GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.outputs import Outputs
 from arena_scheduler.reading import LiveStore
+from arena_scheduler.under_way import UnderWay
 
 INFEASIBLE_NAMED_MAX = 5
 REQUESTS_REMEMBERED = 100_000
@@ -67,7 +69,8 @@ class Submitted:
 
     Args:
         job_id: None after a dry run.
-        deadline: None where the job has no deadline, or was submitted before.
+        is_new: False where the request was made before, be it that it is still under way; and after a dry run.
+        deadline: None where the job has no deadline, or had been taken already.
         warnings: What its user may not have meant.
     """
 
@@ -123,7 +126,7 @@ class Submission:
         self._outputs = outputs
         self._admission = admission
         self._admitting = asyncio.Lock()
-        self._under_way: dict[tuple[str, str], asyncio.Future[JobId]] = {}
+        self._under_way = UnderWay[Submitted]()
         self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
 
@@ -170,6 +173,9 @@ class Submission:
     async def submit(self, spec: JobSpec, caller: Caller, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Take a job and return once it is on disk; the same request again gives the same job.
 
+        Who goes away meanwhile does not end it: whether the job was taken could not be told then, and somebody who
+        makes the request again may wait already.
+
         Raises:
             UserError: There is no request id, or another user's job has it; no cluster could run the job.
             InfeasibleError: No group of the present cluster can hold the job.
@@ -180,24 +186,9 @@ class Submission:
             raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
         _refuse_for_good(spec)
         user = _user_of(spec, caller)
-        key = (user, request_id)
-        under_way = self._under_way.get(key)
-        if under_way is not None:
-            return Submitted(job_id=await asyncio.shield(under_way), is_new=False)
-        answer: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
-        self._under_way[key] = answer
-        try:
-            submitted = await self._admitted(spec, user, request_id, allow_infeasible=allow_infeasible)
-        except BaseException as error:
-            answer.set_exception(error if isinstance(error, Exception) else UserError("the submission was cancelled"))
-            answer.exception()  # seen, even if nobody else waits
-            raise
-        else:
-            assert submitted.job_id is not None
-            answer.set_result(submitted.job_id)
-            return submitted
-        finally:
-            del self._under_way[key]
+        begin = partial(self._admitted, spec, user, request_id, allow_infeasible=allow_infeasible)
+        submitted, is_first = await self._under_way.of((user, request_id), begin)
+        return submitted if is_first else replace(submitted, is_new=False)
 
     async def _admitted(self, spec: JobSpec, user: str, request_id: str, *, allow_infeasible: bool) -> Submitted:
         """Submit a job; one with a deadline has its answer before the next one asks.

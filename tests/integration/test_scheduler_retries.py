@@ -1,0 +1,131 @@
+"""Requests that are said again, as a client does whose connection broke: each is done once and answered each time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from arena.domain.cluster import ClusterShape
+from arena.domain.events import JobSubmitted
+from arena.domain.grid import Grid
+from arena.domain.job import JobSpec
+from arena.engine.ports import Step
+from arena.errors import ArenaError, ResourceExhaustedError
+from arena.rpc import codec
+from tests.builders import node_info, scaling_grid, train_spec
+from tests.fakes.memory_store import MemoryStore
+from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
+
+
+class Held:
+    """Something of the scheduler that goes on only once it is let go."""
+
+    def __init__(self) -> None:
+        self.is_reached, self.is_let_go = threading.Event(), threading.Event()
+
+    def pass_through(self) -> None:
+        self.is_reached.set()
+        self.is_let_go.wait()
+
+
+class HeldPlanner(Held):
+    version = "held"
+
+    def grid(self, spec: JobSpec, shape: ClusterShape) -> Grid:
+        self.pass_through()
+        return scaling_grid("cpu", [(1,)])
+
+
+class HeldStore(Held, MemoryStore):
+    """Holds the transactions with an event of a kind, and has them fail while there is an ``error``."""
+
+    def __init__(self, kind: type, error: ArenaError | None = None) -> None:
+        Held.__init__(self)
+        MemoryStore.__init__(self)
+        self.kind, self.error = kind, error
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        if any(isinstance(step.event, self.kind) for step in steps):
+            self.pass_through()
+            if self.error is not None:
+                raise self.error
+        super().commit(steps)
+
+
+@asynccontextmanager
+async def held_at(place: str, directory: Path) -> AsyncIterator[tuple[Cluster, Held]]:
+    """A scheduler with a node that holds a submission at a place."""
+    planner, store = HeldPlanner(), HeldStore(JobSubmitted)
+    held: Held = planner if place == "planner" else store
+    (store if held is planner else planner).is_let_go.set()
+    try:
+        async with cluster_of(quick_config(directory), source=planner, store=store) as cluster:
+            await (await cluster.agent(node_info("n1"))).next_of("verdict")
+            yield cluster, held
+    finally:
+        held.is_let_go.set()
+
+
+async def gone(call: asyncio.Task[object], cluster: Cluster) -> None:
+    """End a call as a broken connection does, and return once the scheduler has heard of it."""
+    call.cancel()
+    await asyncio.wait([call])
+    for _ in range(3):
+        await cluster.client().call("GetStatus")
+
+
+@pytest.mark.parametrize("place", ["planner", "store"])
+@pytest.mark.parametrize("fields", [{}, {"deadline_s": 1_000.0}])
+async def test_a_submission_said_again_while_the_first_call_breaks_off_is_answered_with_its_one_job(
+    tmp_path: Path, place: str, fields: dict[str, Any]
+) -> None:
+    spec = codec.spec_to_proto(train_spec("x", stop={"steps": 100}, **fields))
+    async with held_at(place, tmp_path) as (cluster, held):
+        first = asyncio.create_task(cluster.client(user="ann").call("SubmitJob", spec=spec, request_id="r"))
+        await asyncio.to_thread(held.is_reached.wait)
+        again = asyncio.create_task(cluster.client(user="ann").call("SubmitJob", spec=spec, request_id="r"))
+        await cluster.client().call("GetStatus")
+        await gone(first, cluster)
+        held.is_let_go.set()
+        answer = await again
+        assert (await cluster.client().call("ListJobs")).total_count == 1
+        assert (await cluster.client(user="ann").job(answer.job_id)).name == "x"
+        assert answer.HasField("deadline") is ("deadline_s" in fields)
+
+
+@pytest.mark.parametrize("place", ["planner", "store"])
+async def test_a_submission_that_nobody_waits_for_any_more_is_found_by_who_says_it_again(
+    tmp_path: Path, place: str
+) -> None:
+    spec = codec.spec_to_proto(train_spec("x"))
+    async with held_at(place, tmp_path) as (cluster, held):
+        first = asyncio.create_task(cluster.client(user="ann").call("SubmitJob", spec=spec, request_id="r"))
+        await asyncio.to_thread(held.is_reached.wait)
+        await gone(first, cluster)
+        held.is_let_go.set()
+        answer = await cluster.client(user="ann").call("SubmitJob", spec=spec, request_id="r")
+        await eventually(lambda: cluster.running.driver.durable_state.jobs, "it is there")
+        assert list(cluster.running.driver.durable_state.jobs) == [answer.job_id]
+        assert (await cluster.client().call("ListJobs")).total_count == 1
+
+
+async def test_a_submission_that_fails_fails_for_all_who_said_it_and_may_be_said_again(tmp_path: Path) -> None:
+    store = HeldStore(JobSubmitted, ResourceExhaustedError("the disk is full"))
+    spec = codec.spec_to_proto(train_spec("x"))
+    try:
+        async with cluster_of(quick_config(tmp_path), store=store) as cluster:
+            clients = [cluster.client(user="ann") for _ in range(2)]
+            calls = [asyncio.create_task(client.failure("SubmitJob", spec=spec, request_id="r")) for client in clients]
+            await asyncio.to_thread(store.is_reached.wait)
+            store.is_let_go.set()
+            assert [type(error) for error in await asyncio.gather(*calls)] == [ResourceExhaustedError] * 2
+            store.error = None
+            assert (await clients[0].call("SubmitJob", spec=spec, request_id="r")).is_new
+    finally:
+        store.is_let_go.set()
