@@ -46,7 +46,9 @@ class Connection:
     def call(self, method: Any, request: Any) -> Any:
         """Make a unary call under the deadline, repeated while no scheduler answers.
 
-        Repeating is harmless: reads change nothing, and mutations carry a request id.
+        Reads change nothing, and what changes something carries a request id, by which a scheduler that has done it
+        already only answers. One that was started since the first call knows submissions by it, from its database; any
+        other change it does again.
 
         Raises:
             ArenaError: As the scheduler raised it, or because nobody answered.

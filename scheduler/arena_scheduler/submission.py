@@ -33,9 +33,9 @@ from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.doubts import OF_CELLS, OF_PROJECTS, Known, doubts
 from arena_scheduler.grids import Built, GridCache, largest_feasible
 from arena_scheduler.inbox import Inbox
+from arena_scheduler.once import Once
 from arena_scheduler.outputs import Outputs
 from arena_scheduler.reading import LiveStore
-from arena_scheduler.under_way import UnderWay
 
 INFEASIBLE_NAMED_MAX = 5
 REQUESTS_REMEMBERED = 100_000
@@ -126,7 +126,7 @@ class Submission:
         self._outputs = outputs
         self._admission = admission
         self._admitting = asyncio.Lock()
-        self._under_way = UnderWay[Submitted]()
+        self._under_way = Once[Submitted]()
         self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
 

@@ -12,15 +12,17 @@ from typing import Any
 import pytest
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import JobSubmitted
+from arena.domain.events import JobsCancelled, JobSubmitted, JobWishChanged, NodeDrainChanged
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
 from arena.engine.ports import Step
 from arena.errors import ArenaError, ResourceExhaustedError
 from arena.rpc import codec
+from arena.rpc.v1 import common_pb2
 from tests.builders import node_info, scaling_grid, train_spec
 from tests.fakes.memory_store import MemoryStore
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
+from tests.fakes.scheduler_client import REQUESTS, SchedulerClient
 
 
 class Held:
@@ -43,15 +45,15 @@ class HeldPlanner(Held):
 
 
 class HeldStore(Held, MemoryStore):
-    """Holds the transactions with an event of a kind, and has them fail while there is an ``error``."""
+    """Holds the transactions with an event of some kind, and has them fail while there is an ``error``."""
 
-    def __init__(self, kind: type, error: ArenaError | None = None) -> None:
+    def __init__(self, *kinds: type, error: ArenaError | None = None) -> None:
         Held.__init__(self)
         MemoryStore.__init__(self)
-        self.kind, self.error = kind, error
+        self.kinds, self.error = kinds, error
 
     def commit(self, steps: Sequence[Step]) -> None:
-        if any(isinstance(step.event, self.kind) for step in steps):
+        if any(isinstance(step.event, self.kinds) for step in steps):
             self.pass_through()
             if self.error is not None:
                 raise self.error
@@ -116,7 +118,7 @@ async def test_a_submission_that_nobody_waits_for_any_more_is_found_by_who_says_
 
 
 async def test_a_submission_that_fails_fails_for_all_who_said_it_and_may_be_said_again(tmp_path: Path) -> None:
-    store = HeldStore(JobSubmitted, ResourceExhaustedError("the disk is full"))
+    store = HeldStore(JobSubmitted, error=ResourceExhaustedError("the disk is full"))
     spec = codec.spec_to_proto(train_spec("x"))
     try:
         async with cluster_of(quick_config(tmp_path), store=store) as cluster:
@@ -129,3 +131,110 @@ async def test_a_submission_that_fails_fails_for_all_who_said_it_and_may_be_said
             assert (await clients[0].call("SubmitJob", spec=spec, request_id="r")).is_new
     finally:
         store.is_let_go.set()
+
+
+CHANGES = {
+    "HoldJob": "ReleaseJob",
+    "ReleaseJob": "HoldJob",
+    "DrainNode": "UndrainNode",
+    "UndrainNode": "DrainNode",
+    "CancelJobs": "SubmitJob",
+}
+"""Every request that changes something, and one that changes it back or otherwise."""
+
+
+def fields_of(name: str, job_id: str) -> dict[str, Any]:
+    """What a request says beside its id."""
+    fields: dict[str, dict[str, Any]] = {
+        "HoldJob": {"job_id": job_id},
+        "ReleaseJob": {"job_id": job_id},
+        "DrainNode": {"node_id": "n1", "why": "fans", "within_s": 7200.0},
+        "UndrainNode": {"node_id": "n1"},
+        "CancelJobs": {"all_mine": True},
+        "SubmitJob": {"spec": codec.spec_to_proto(train_spec("later"))},
+    }
+    return fields[name]
+
+
+async def as_it_is(client: SchedulerClient) -> list[Any]:
+    """What there is of jobs and nodes, as far as people change it."""
+    jobs = (await client.call("ListJobs")).jobs
+    nodes = (await client.call("ListNodes")).nodes
+    return [
+        *((job.job_id, job.state) for job in jobs),
+        *((node.node_id, node.state, node.drain_at_s, node.drain_until_s) for node in nodes),
+    ]
+
+
+def test_every_request_with_an_id_is_here() -> None:
+    with_id = {name for name, kind in REQUESTS.items() if "request_id" in kind.DESCRIPTOR.fields_by_name}
+    assert with_id == set(CHANGES) | {"SubmitJob"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_request_said_again_is_answered_and_not_done_again(tmp_path: Path, name: str) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        await (await cluster.agent(node_info("n1"))).next_of("verdict")
+        client = cluster.client(user="ann")
+        job_id = await client.submit(train_spec("x", gpus={"count": 99}), allow_infeasible=True)
+        if name in {"ReleaseJob", "UndrainNode"}:
+            await client.call(CHANGES[name], **fields_of(CHANGES[name], job_id), request_id="before")
+        first = await client.call(name, **fields_of(name, job_id), request_id="r")
+        assert await client.call(name, **fields_of(name, job_id), request_id="r") == first
+        await client.call(CHANGES[name], **fields_of(CHANGES[name], job_id), request_id="s")
+        then = await as_it_is(client)
+        assert await client.call(name, **fields_of(name, job_id), request_id="r") == first
+        assert await as_it_is(client) == then
+        await client.call(name, **fields_of(name, job_id), request_id="another")
+        assert await as_it_is(client) != then
+
+
+@pytest.mark.parametrize("name", ["HoldJob", "DrainNode", "CancelJobs"])
+async def test_a_request_said_again_while_the_first_call_breaks_off_is_done_once(tmp_path: Path, name: str) -> None:
+    store = HeldStore(JobWishChanged, JobsCancelled, NodeDrainChanged)
+    try:
+        async with cluster_of(quick_config(tmp_path), store=store) as cluster:
+            await (await cluster.agent(node_info("n1"))).next_of("verdict")
+            client = cluster.client(user="ann")
+            job_id = await client.submit(train_spec("x", gpus={"count": 99}), allow_infeasible=True)
+            fields = fields_of(name, job_id)
+            calls = [asyncio.create_task(client.call(name, **fields, request_id="r")) for _ in range(2)]
+            await asyncio.to_thread(store.is_reached.wait)
+            await gone(calls[0], cluster)
+            store.is_let_go.set()
+            answer = await calls[1]
+            assert await client.call(name, **fields, request_id="r") == answer
+            assert sum(isinstance(event, store.kinds) for _, event in store.inputs_logged) == 1
+    finally:
+        store.is_let_go.set()
+
+
+async def test_a_request_that_failed_is_done_when_it_is_said_again(tmp_path: Path) -> None:
+    store = HeldStore(JobWishChanged, error=ResourceExhaustedError("the disk is full"))
+    store.is_let_go.set()
+    async with cluster_of(quick_config(tmp_path), store=store) as cluster:
+        client = cluster.client(user="ann")
+        job_id = await client.submit(train_spec("x"))
+        refusal = await client.failure("HoldJob", job_id=job_id, request_id="r")
+        assert isinstance(refusal, ResourceExhaustedError)
+        store.error = None
+        held = await client.call("HoldJob", job_id=job_id, request_id="r")
+        assert held.job.state == common_pb2.JOB_STATE_HELD
+
+
+async def test_what_one_user_was_answered_is_not_what_another_is(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        job_ids = [await cluster.client(user=user).submit(train_spec("x")) for user in ("ann", "bob")]
+        answers = [
+            await cluster.client(user=user).call("CancelJobs", all_mine=True, request_id="r") for user in ("ann", "bob")
+        ]
+        assert [list(answer.cancelled_job_ids) for answer in answers] == [[job_id] for job_id in job_ids]
+
+
+async def test_other_words_under_the_same_id_are_another_request(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client(user="ann")
+        job_ids = [await client.submit(train_spec("x")) for _ in range(2)]
+        for job_id in job_ids:
+            held = await client.call("HoldJob", job_id=job_id, request_id="same")
+            assert held.job.job_id == job_id

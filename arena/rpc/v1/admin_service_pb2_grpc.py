@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """The cluster, for admins; status and nodes may be read by every user.
+    """The cluster, for admins; status and nodes may be read by every user. Mutations carry a request_id, as in JobService.
     """
 
     def __init__(self, channel):
@@ -63,7 +63,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """The cluster, for admins; status and nodes may be read by every user.
+    """The cluster, for admins; status and nodes may be read by every user. Mutations carry a request_id, as in JobService.
     """
 
     def GetStatus(self, request, context):
@@ -134,7 +134,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """The cluster, for admins; status and nodes may be read by every user.
+    """The cluster, for admins; status and nodes may be read by every user. Mutations carry a request_id, as in JobService.
     """
 
     @staticmethod

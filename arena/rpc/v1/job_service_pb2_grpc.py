@@ -29,7 +29,8 @@ class JobServiceStub:
     """Jobs, for the people who submit them.
 
     Calls carry `authorization: Bearer TOKEN` in their metadata where the server has tokens. Mutations carry a
-    client-made request_id: repeating one is harmless. Lists are paged; logs and events come in chunks below 64 KiB.
+    client-made request_id: the same one again is answered and not done again, a submission at any time, another one by
+    the same process of the scheduler. Lists are paged; logs and events come in chunks below 64 KiB.
     """
 
     def __init__(self, channel):
@@ -89,7 +90,8 @@ class JobServiceServicer:
     """Jobs, for the people who submit them.
 
     Calls carry `authorization: Bearer TOKEN` in their metadata where the server has tokens. Mutations carry a
-    client-made request_id: repeating one is harmless. Lists are paged; logs and events come in chunks below 64 KiB.
+    client-made request_id: the same one again is answered and not done again, a submission at any time, another one by
+    the same process of the scheduler. Lists are paged; logs and events come in chunks below 64 KiB.
     """
 
     def SubmitJob(self, request, context):
@@ -209,7 +211,8 @@ class JobService:
     """Jobs, for the people who submit them.
 
     Calls carry `authorization: Bearer TOKEN` in their metadata where the server has tokens. Mutations carry a
-    client-made request_id: repeating one is harmless. Lists are paged; logs and events come in chunks below 64 KiB.
+    client-made request_id: the same one again is answered and not done again, a submission at any time, another one by
+    the same process of the scheduler. Lists are paged; logs and events come in chunks below 64 KiB.
     """
 
     @staticmethod

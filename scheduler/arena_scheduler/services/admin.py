@@ -16,7 +16,7 @@ from arena_scheduler.access import Access, Caller
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import Reader
-from arena_scheduler.services.calls import unary
+from arena_scheduler.services.calls import change, kept_answers, unary
 
 STATUS_JOBS_DEFAULT = 50
 STATUS_JOBS_MAX = 500
@@ -30,6 +30,7 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
 
     def __init__(self, *, access: Access, view: ClusterView, inbox: Inbox, reader: Reader) -> None:
         self.access = access
+        self.answers = kept_answers()
         self._view = view
         self._inbox = inbox
         self._reader = reader
@@ -63,14 +64,14 @@ class AdminService(admin_service_pb2_grpc.AdminServiceServicer):
         shown = [codec.decision_to_proto(_view_of(at_s, decision)) for at_s, decision in found]
         return pb.ListDecisionsResponse(decisions=shown)
 
-    @unary
+    @change
     async def DrainNode(self, request: pb.DrainNodeRequest, caller: Caller) -> pb.DrainNodeResponse:  # noqa: N802
         """Give a node no new work; with a time, have it empty by then."""
         within_s = codec.seconds_from_proto(request.within_s, "within_s") if request.HasField("within_s") else None
         node = await self._change(request.node_id, caller, drain=True, why=request.why, within_s=within_s)
         return pb.DrainNodeResponse(node=node)
 
-    @unary
+    @change
     async def UndrainNode(  # noqa: N802
         self, request: pb.UndrainNodeRequest, caller: Caller
     ) -> pb.UndrainNodeResponse:

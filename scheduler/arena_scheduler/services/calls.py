@@ -1,10 +1,11 @@
-"""The frame around each call: protocol version, caller, errors as statuses."""
+"""The frame around each call: protocol version, caller, errors as statuses, answers to who asks again."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
@@ -14,8 +15,12 @@ from arena.rpc.status import abort
 from arena.rpc.v1 import common_pb2
 from arena.rpc.version import check_protocol
 from arena_scheduler.access import Access, Caller
+from arena_scheduler.once import Once
 
 _log = logging.getLogger(__name__)
+
+ANSWERS_KEPT = 4_096
+"""Of each service; whoever asks again does so within a minute."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -35,8 +40,29 @@ class Service(Protocol):
     access: Access
 
 
+class Change(Request, Protocol):
+    """What a request carries besides that is to change something."""
+
+    @property
+    def request_id(self) -> str:
+        """Made by the client, the same whenever it makes this request again; empty where it never does."""
+        ...
+
+    def SerializeToString(self, *, deterministic: bool) -> bytes:  # noqa: N802
+        """Return the request as bytes."""
+        ...
+
+
+class ChangingService(Service, Protocol):
+    """What the frame needs of a service that changes something."""
+
+    answers: Once[Any]
+
+
 S = TypeVar("S", bound=Service)
+C = TypeVar("C", bound=ChangingService)
 Req = TypeVar("Req", bound=Request)
+ChangeReq = TypeVar("ChangeReq", bound=Change)
 Resp = TypeVar("Resp")
 
 
@@ -63,6 +89,35 @@ def unary(method: Callable[[S, Req, Caller], Awaitable[Resp]]) -> Callable[[S, R
             await abort(context, _as_arena_error(error, method.__name__))
 
     return call
+
+
+def kept_answers() -> Once[Any]:
+    """Return a memory for the answers of a service's changes."""
+    return Once(kept_max=ANSWERS_KEPT)
+
+
+def change(
+    method: Callable[[C, ChangeReq, Caller], Coroutine[Any, Any, Resp]],
+) -> Callable[[C, ChangeReq, Context], Awaitable[Resp]]:
+    """Frame a method that changes something and answers once: the same request again is answered, and not done again.
+
+    A client repeats a request when its connection breaks, and then cannot know whether it was done. While the first is
+    under way, which goes on though its caller is gone, the second waits for the same answer. What failed is done when
+    it is said again. The memory of answers is this process's: a request that one before it did, and whose answer was
+    lost, is done again. (Submissions are remembered in the store: see ``Submission``.) The same id with other words is
+    another request.
+    """
+
+    @functools.wraps(method)
+    async def once(service: C, request: ChangeReq, caller: Caller) -> Resp:
+        if not request.request_id:
+            return await method(service, request, caller)
+        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).digest()
+        key = (caller, method.__name__, digest)
+        answer, _ = await service.answers.of(key, lambda: method(service, request, caller))
+        return answer  # type: ignore[no-any-return]  # by its key it is this method's
+
+    return unary(once)
 
 
 def streaming(

@@ -22,7 +22,7 @@ from arena_scheduler.access import Access, Caller
 from arena_scheduler.cluster_view import ClusterView
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.reading import HistoryQuery, JobQuery, Reader
-from arena_scheduler.services.calls import streaming, unary
+from arena_scheduler.services.calls import change, kept_answers, streaming, unary
 from arena_scheduler.services.exports import JobExports
 from arena_scheduler.services.paging import cursor_of, token_of
 from arena_scheduler.services.streams import EventStreams, LogStreams
@@ -53,6 +53,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         exports: JobExports,
     ) -> None:
         self.access = access
+        self.answers = kept_answers()
         self._reader = reader
         self._view = view
         self._inbox = inbox
@@ -135,7 +136,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
             total_count=page.total_count,
         )
 
-    @unary
+    @change
     async def CancelJobs(self, request: pb.CancelJobsRequest, caller: Caller) -> pb.CancelJobsResponse:  # noqa: N802
         """Cancel any number of jobs in one transaction; returns once it is recorded."""
         names = dict.fromkeys(JobId(name) for name in request.job_ids)
@@ -153,13 +154,13 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
         ended = [job.job_id for job in jobs if job.state.is_terminal]
         return pb.CancelJobsResponse(cancelled_job_ids=open_ids, ended_job_ids=ended)
 
-    @unary
+    @change
     async def HoldJob(self, request: pb.HoldJobRequest, caller: Caller) -> pb.HoldJobResponse:  # noqa: N802
         """Take a job off its GPUs and keep it from being started."""
         record = await self._wish(request.job_id, "hold", caller)
         return pb.HoldJobResponse(job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=False)))
 
-    @unary
+    @change
     async def ReleaseJob(self, request: pb.ReleaseJobRequest, caller: Caller) -> pb.ReleaseJobResponse:  # noqa: N802
         """Let a held job be started, under another budget if one is given."""
         budget_usd = request.budget_usd if request.HasField("budget_usd") else None
