@@ -70,7 +70,10 @@ def start_logging(verbose: bool) -> None:
 )
 @click.option("--launch-deadline", "launch_deadline_s", type=float, metavar="SECONDS", help="For a gang to be up.")
 @click.option(
-    "--keep-history", "keep_history_s", type=Duration(), help="Forget what ended longer ago: 30d.  [default: nothing]"
+    "--keep-history",
+    "keep_history_s",
+    type=Duration(),
+    help="Forget what ended, or was lost, longer ago: 30d.  [default: nothing]",
 )
 @click.option("--address-file", type=_FILE, help="File that gets the address once it serves.")
 def scheduler(app: App, **options: Any) -> int:

@@ -17,6 +17,8 @@ class EngineConfig:
         checkpoint_root: Place under which jobs that name none keep their checkpoints.
         output_root: Place under which jobs that name none leave their results.
         node_grace_s: How long an agent may be away before its node is lost.
+        forget_lost_s: How long an agent may be away before its node, lost long since, is forgotten, unless an admin
+            drained it; None never forgets any.
         launch_deadline_s: From launch until the processes of all nodes are up; a part-launched gang is then
             rolled back.
         ready_deadline_s: From processes up until a training job's ranks have met and loaded their state.
@@ -45,6 +47,7 @@ class EngineConfig:
     checkpoint_root: str = ""
     output_root: str = ""
     node_grace_s: float = 15.0
+    forget_lost_s: float | None = None
     launch_deadline_s: float = 60.0
     ready_deadline_s: float = 300.0
     leave_ahead_s: float = LEAVE_AHEAD_S

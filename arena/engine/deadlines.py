@@ -25,9 +25,10 @@ from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import hold_spent, tell_broken, wake
 from arena.engine.leaving import look_at, own_end_at_s
-from arena.engine.node_state import settle_node
+from arena.engine.node_state import is_in_use, settle_node
 from arena.engine.nodes import lose, retry_targets
 from arena.engine.spending import saved_from_s, spent_at_s
+from arena.units import format_duration
 
 _STOPPED = frozenset({AttemptState.STOPPING, AttemptState.ENDED})
 
@@ -127,9 +128,19 @@ def of_node(node: NodeRecord, config: EngineConfig) -> Sequence[float]:
     instants = []
     if node.disconnected_at_s is not None and node.state is not NodeState.LOST:
         instants.append(node.disconnected_at_s + config.node_grace_s)
+    forgotten_at_s = _forgotten_at_s(node, config)
+    if forgotten_at_s is not None:
+        instants.append(forgotten_at_s)
     if node.quarantined_until_s is not None:
         instants.append(node.quarantined_until_s)
     return instants
+
+
+def _forgotten_at_s(node: NodeRecord, config: EngineConfig) -> float | None:
+    """Return when a node has been lost for so long that it is forgotten; an admin's drain outlives that."""
+    if node.state is not NodeState.LOST or node.drain is not None or config.forget_lost_s is None:
+        return None
+    return None if node.disconnected_at_s is None else node.disconnected_at_s + config.forget_lost_s
 
 
 def job_due(draft: Draft, job: JobRecord) -> None:
@@ -215,10 +226,14 @@ def _overdue(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
 
 
 def node_due(draft: Draft, node: NodeRecord) -> None:
-    """Look at a node: its grace or its quarantine may be over."""
+    """Look at a node: its grace, its quarantine, or the time that it is remembered may be over."""
     away_s = node.disconnected_at_s
     if away_s is not None and node.state is not NodeState.LOST and draft.now_s >= away_s + draft.config.node_grace_s:
         lose(draft, node)
+        return
+    forgotten_at_s = _forgotten_at_s(node, draft.config)
+    if forgotten_at_s is not None and draft.now_s >= forgotten_at_s and not is_in_use(draft, node):
+        draft.forget_node(node, f"no word for {format_duration(draft.config.forget_lost_s or 0.0)}")
         return
     if node.quarantined_until_s is not None and draft.now_s >= node.quarantined_until_s:
         draft.put_node(replace(node, quarantined_until_s=None))

@@ -57,6 +57,7 @@ class Draft:
         self._jobs: dict[JobId, JobRecord] = {}
         self._attempts: dict[AttemptId, AttemptRecord] = {}
         self._nodes: dict[NodeId, NodeRecord] = {}
+        self._forgotten_nodes: tuple[NodeId, ...] = ()
 
     def update(self, **changes: object) -> None:
         """Replace fields of the state; handlers outside this module replace only those that are not indexes."""
@@ -204,6 +205,18 @@ class Draft:
             self._record_node_state(node, before.state if before is not None else None)
         self.refresh_node(node_id)
 
+    def forget_node(self, node: NodeRecord, cause: str) -> None:
+        """Drop a lost node, which nobody has anything of: should it come back, it is a new one."""
+        node_id = node.node_id
+        self._open.nodes = self.state.nodes.delete(node_id)
+        if node_id in self.state.places:
+            self._open.places = self.state.places.delete(node_id)
+        self._nodes.pop(node_id, None)
+        self._forgotten_nodes = (*self._forgotten_nodes, node_id)
+        self.record(
+            EntryKind.NODE_STATE, f"{node.state.value} -> forgotten: {cause}", node_id=node_id, before=node.state.value
+        )
+
     def _record_node_state(self, node: NodeRecord, before: NodeState | None) -> None:
         cause = f": {node.state_cause}" if node.state_cause else ""
         self.record(
@@ -330,6 +343,7 @@ class Draft:
             jobs=tuple(self._jobs.values()) if self._jobs else (),
             attempts=tuple(self._attempts.values()) if self._attempts else (),
             nodes=tuple(self._nodes.values()) if self._nodes else (),
+            forgotten_nodes=self._forgotten_nodes,
             history=history,
             decision=self.decision,
             decision_index=self.state.decision_index,

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Iterable, Iterator
 
+from arena.domain.cluster import NodeState
 from arena.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -246,8 +247,9 @@ def _start(draft: Draft, event: SchedulerStarted) -> None:
     )
     for node_id in sorted(draft.state.nodes):
         node = draft.state.nodes[node_id]
-        # Nobody could be heard while no scheduler ran: everybody's grace begins now.
-        draft.put_node(replace(node, disconnected_at_s=draft.now_s))
+        if node.state is not NodeState.LOST:
+            # Nobody could be heard while no scheduler ran: everybody's grace begins now.
+            draft.put_node(replace(node, disconnected_at_s=draft.now_s))
     nodes.ask_for_grids(draft)  # what was being built went with the process before
 
 

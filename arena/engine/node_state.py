@@ -26,6 +26,14 @@ def attempts_on(draft: Draft, node: NodeRecord) -> tuple[AttemptId, ...]:
     return tuple(sorted(found))
 
 
+def is_in_use(draft: Draft, node: NodeRecord) -> bool:
+    """Tell whether a live attempt or a target names a node, also one that has ended there."""
+    state = draft.state
+    allocations = [attempt.allocation for attempt in state.attempts.values()]
+    allocations += [job.target.allocation for job in state.jobs.values() if job.target is not None]
+    return any(node.node_id in allocation.node_ids for allocation in allocations)
+
+
 def settle_node(draft: Draft, node_id: NodeId) -> None:
     """Put a node into the state its facts call for; a lost node stays lost until it registers."""
     node = draft.state.nodes.get(node_id)

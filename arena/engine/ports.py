@@ -16,6 +16,7 @@ from arena.domain.events import Event
 from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Decision
@@ -47,6 +48,7 @@ class Step:
         at_s: The instant it was handled at.
         commands: To be sent once the records are durable, in order.
         jobs, attempts, nodes: New or changed records, each in its final form of this step.
+        forgotten_nodes: Nodes whose records are to be dropped.
         history: New history entries.
         decision: The policy's answer, if it was asked; ``decision_index`` is the number of the latest one.
     """
@@ -57,6 +59,7 @@ class Step:
     jobs: tuple[JobRecord, ...] = ()
     attempts: tuple[AttemptRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
+    forgotten_nodes: tuple[NodeId, ...] = ()
     history: Sequence[HistoryEntry] = ()
     decision: Decision | None = None
     decision_index: int = 0

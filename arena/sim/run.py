@@ -153,6 +153,8 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         jobs.update({job.job_id: job for job in step.jobs})
         attempts.update({attempt.attempt_id: attempt for attempt in step.attempts})
         nodes.update({node.node_id: node for node in step.nodes})
+        for node_id in step.forgotten_nodes:
+            nodes.pop(node_id, None)
         if step.event.kind == "grid_built":
             grids[step.event.job_id] = (step.event.shape, step.event.grid)
         history_index = max([history_index, *(entry.index for entry in step.history)])

@@ -261,6 +261,7 @@ def engine_config(config: SchedulerConfig, tenants: Guarantees | None = None) ->
         checkpoint_root=config.checkpoint_root,
         output_root=config.output_root,
         node_grace_s=config.node_grace_s,
+        forget_lost_s=config.keep_history_s,
         launch_deadline_s=config.launch_deadline_s,
         decide_after_s=config.decide_after_s,
         restart_s=config.restart_s,

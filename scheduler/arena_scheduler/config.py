@@ -37,7 +37,7 @@ class SchedulerConfig:
         decide_after_s: How long what happens is gathered before it is decided about all of it at once; None decides
             at every event.
         keep_history_s: So long after its end a job is known, with its history and attempts, and so far back reach the
-            engine's log and the history of nodes; None keeps everything.
+            engine's log and the history of nodes; nodes lost for longer are forgotten. None keeps everything.
         address_file: File to which the bound address is written once the scheduler serves.
     """
 

@@ -116,6 +116,16 @@ def test_terminal_jobs_are_kept_but_not_restored(store: LiveStore) -> None:
     assert store.reader.count_by_state() == {JobState.SUCCEEDED: 1, JobState.QUEUED: 1}
 
 
+def test_a_node_that_is_forgotten_is_gone_unless_it_came_back(store: LiveStore) -> None:
+    one, two, three = (NodeRecord(node_id=(info := node_info(name)).node_id, info=info) for name in ("n1", "n2", "n3"))
+    store.commit([step(nodes=(one, two, three))])
+    gone = step(forgotten_nodes=(one.node_id, two.node_id, three.node_id))
+    store.commit([step(nodes=(replace(one, state=NodeState.LOST),)), gone, step(nodes=(two,))])
+    assert store.load().nodes == (two,)
+    store.commit([step(nodes=(one,)), step(forgotten_nodes=(two.node_id,))])
+    assert store.load().nodes == (one,)
+
+
 def test_a_device_held_twice_is_refused_with_the_whole_batch(store: LiveStore) -> None:
     one, two = job_record("j1"), job_record("j2")
     store.commit([step(one, attempts=(attempt(one, 1, allocation_on(("n1", [0, 1]))),))])

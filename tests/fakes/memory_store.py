@@ -62,6 +62,8 @@ class MemoryStore:
         self._jobs, self._attempts = jobs, attempts
         for step in steps:
             self._nodes.update({node.node_id: node for node in step.nodes})
+            for node_id in step.forgotten_nodes:
+                self._nodes.pop(node_id, None)
             self._history.extend(step.history)
             if step.decision is not None:
                 self._decisions.append((step.at_s, step.decision))

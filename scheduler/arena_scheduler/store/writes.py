@@ -19,6 +19,7 @@ from arena.domain.events import GridBuilt
 from arena.domain.grid import Grid
 from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
 from arena_scheduler.reading import Dropped, DroppedBatch
@@ -98,6 +99,7 @@ _PUT_HOLDING = _sql(insert(HOLDINGS))
 _PUT_INPUT = _sql(insert(INPUTS), without="seq")
 _PUT_HISTORY = _sql(insert(HISTORY))
 _PUT_DECISION = _sql(insert(DECISIONS), without="seq")
+_DROP_NODE = _sql(delete(NODES).where(NODES.c.node_id == bindparam("of_node")))
 _DROP_HOLDINGS = _sql(delete(HOLDINGS).where(HOLDINGS.c.attempt_id == bindparam("held_by")))
 _LATEST_ENDS = (
     select(JOBS.c.job_id, JOBS.c.record)
@@ -306,13 +308,25 @@ def _load_grids(connection: Connection, job_ids: set[JobId]) -> dict[JobId, tupl
     return grids
 
 
+def _nodes_of(steps: Sequence[Step]) -> tuple[dict[NodeId, NodeRecord], list[Row]]:
+    """Return the nodes to be written, and those to be dropped before."""
+    nodes: dict[NodeId, NodeRecord] = {}
+    forgotten: dict[NodeId, Row] = {}
+    for step in steps:
+        nodes |= {node.node_id: node for node in step.nodes}
+        for node_id in step.forgotten_nodes:
+            nodes.pop(node_id, None)
+            forgotten[node_id] = {"of_node": node_id}
+    return nodes, list(forgotten.values())
+
+
 class _Rows:
     """The rows of a batch of steps, made before the transaction begins so that it stays short."""
 
     def __init__(self, grids: GridTexts, steps: Sequence[Step]) -> None:
         self._jobs = {job.job_id: job for step in steps for job in step.jobs}
         self._attempts = {attempt.attempt_id: attempt for step in steps for attempt in step.attempts}
-        nodes = {node.node_id: node for step in steps for node in step.nodes}
+        nodes, self._forgotten_rows = _nodes_of(steps)
         self._job_rows = [_job_row(job) for job in self._jobs.values()]
         done = {job.spec.project for job in self._jobs.values() if job.state is JobState.SUCCEEDED}
         self._project_rows = [{"project": project} for project in sorted(done)]
@@ -341,6 +355,7 @@ class _Rows:
         """Write all rows, referenced ones first."""
         _execute(connection, _PUT_JOB, self._job_rows)
         _execute(connection, _PUT_PROJECT, self._project_rows)
+        _execute(connection, _DROP_NODE, self._forgotten_rows)
         _execute(connection, _PUT_NODE, self._node_rows)
         _execute(connection, _PUT_ATTEMPT, self._attempt_rows)
         self._write_holdings(connection)
