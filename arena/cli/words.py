@@ -18,14 +18,6 @@ NOTHING = "-"
 _WITH_SPARE = 1.2
 """A budget that is advised, as a multiple of what a job is estimated to cost in all."""
 
-STATE_STYLES = {
-    JobState.RUNNING: "green",
-    JobState.SUCCEEDED: "green",
-    JobState.FAILED: "red",
-    JobState.QUEUED: "yellow",
-    JobState.HELD: "yellow",
-}
-
 
 def plan_text(plan: ParallelPlan | None, group: GpuGroup | None) -> str:
     """Return a plan's short form; a command job that runs has a group but a layout of its own."""

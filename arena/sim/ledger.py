@@ -40,12 +40,6 @@ class JobOutcome:
         return self.ended_at_s - self.submitted_at_s
 
     @property
-    def queued_s(self) -> float:
-        """From submission to the first launch, or to the end of a job that never had one."""
-        started = self.ended_at_s if self.first_started_at_s is None else self.first_started_at_s
-        return started - self.submitted_at_s
-
-    @property
     def waiting_s(self) -> float:
         """Without GPUs: before its first launch, while suspended and between attempts."""
         return self.completion_s - self.held_s

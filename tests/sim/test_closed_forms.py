@@ -40,7 +40,7 @@ def test_the_mean_wait_is_erlangs(utilisation: float) -> None:
         shape=shape(("cpu", 1, GPUS)), policy=make_policy("fcfs"), grids=table({("cpu", (1,)): 1.0}), costs=FREE
     )
     outcomes = sorted(replay.run(jobs).outcomes, key=lambda one: one.submitted_at_s)
-    waits_s = np.array([one.queued_s for one in outcomes])
+    waits_s = np.array([one.waiting_s for one in outcomes])
     batches = waits_s[-(len(waits_s) // BATCH_COUNT) * BATCH_COUNT :].reshape(BATCH_COUNT, -1).mean(axis=1)
     half = stats.t.ppf(0.995, BATCH_COUNT - 1) * batches.std(ddof=1) / math.sqrt(BATCH_COUNT)
     assert abs(batches.mean() - erlang_wait_s(arrivals_per_s)) <= half

@@ -59,14 +59,14 @@ def test_two_jobs_share_one_gpu_by_hand() -> None:
     grids = table({("cpu", (1,)): 1.0})
     found = run(shape(("cpu", 1, 1)), grids, job("a", 10.0, 100), job("b", 20.0, 50), costs=costs)
     assert (found["a"].ended_at_s, found["b"].ended_at_s) == (115.0, 170.0)
-    assert (found["a"].queued_s, found["b"].queued_s) == (0.0, 95.0)
+    assert (found["a"].waiting_s, found["b"].waiting_s) == (0.0, 95.0)
     assert (found["a"].gpu_seconds, found["a"].lost_gpu_seconds) == (105.0, 5.0)
     assert found["a"].restart_count == 0
 
 
 def test_who_leaves_makes_room_for_who_arrives_at_the_same_instant() -> None:
     found = run(shape(("cpu", 1, 1)), table({("cpu", (1,)): 1.0}), job("a", 0.0, 100), job("b", 100.0, 50))
-    assert found["b"].queued_s == 0.0
+    assert found["b"].waiting_s == 0.0
 
 
 def test_rounds_take_in_late_and_let_go_late() -> None:

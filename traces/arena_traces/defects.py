@@ -133,15 +133,6 @@ def effective_treatments(dropped: frozenset[Defect]) -> Mapping[Defect, Treatmen
     return {defect: Treatment.DROP if defect in dropped else rule.treatment for defect, rule in RULES.items()}
 
 
-def rules_table() -> str:
-    """Return the table of defects in Markdown, as README.md holds it."""
-    lines = ["| defect | what it is | treatment |", "|---|---|---|"]
-    for defect, rule in RULES.items():
-        choice = ", or `--drop`" if rule.can_drop and rule.treatment is Treatment.ERROR else ""
-        lines.append(f"| `{defect}` | {rule.says} | {rule.treatment}{choice} |")
-    return "\n".join(lines) + "\n"
-
-
 def trace_error(
     file: str, defect: Defect, what: str, *, line: int | None = None, why: str = "", fix: str = ""
 ) -> TraceError:

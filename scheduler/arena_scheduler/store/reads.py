@@ -117,7 +117,11 @@ class SqliteReader:
             return {JobState(state): count for state, count in connection.execute(statement)}
 
     def inputs(self, after_seq: int, count_max: int) -> tuple[tuple[int, float, Event], ...]:
-        """Return logged inputs of the engine as (sequence, instant, event), in order, grids put back."""
+        """Return logged inputs of the engine as (sequence, instant, event), in order, grids put back.
+
+        No command reads the log: this is for whoever looks into what a scheduler did, by ``arena.engine.engine.replay``
+        from a copy of its database. What is written for that is of use only as long as it can be read, so it is here.
+        """
         statement = (
             select(INPUTS.c.seq, INPUTS.c.at_s, INPUTS.c.event, GRIDS.c.grid)
             .outerjoin(GRIDS, GRIDS.c.digest == INPUTS.c.digest)
