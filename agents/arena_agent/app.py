@@ -21,7 +21,7 @@ from arena_agent.clock import boot_id, boot_s, wall_s
 from arena_agent.config import AgentConfig
 from arena_agent.devices import DeviceSource, Inventory, VirtualDevices
 from arena_agent.files import StateFiles
-from arena_agent.journal import AgentStarted, Journal, Record, compacted, read_entries, rewrite
+from arena_agent.journal import AgentStarted, Journal, Record
 from arena_agent.launching import Starter, job_environ
 from arena_agent.link import Link
 from arena_agent.lock import directory_lock
@@ -36,7 +36,6 @@ from arena_agent.shares import ShareKeeper
 from arena_agent.shim.launcher import ATTEMPT_ID_PLACEHOLDER
 from arena_agent.warm import WarmLauncher
 
-_COMPACT_ENTRY_COUNT = 20_000
 _CANCEL_INTERVAL_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -176,13 +175,10 @@ async def end_all(tasks: set[asyncio.Task[object]]) -> None:
 
 @contextlib.contextmanager
 def _open_journal(config: AgentConfig, files: StateFiles, incarnation: str) -> Iterator[tuple[Journal, AgentState]]:
-    entries, _ = read_entries(files.journal)
-    _check_owner(config, files, [entry.record for entry in entries if isinstance(entry.record, AgentStarted)])
-    if len(entries) > _COMPACT_ENTRY_COUNT:
-        rewrite(files.journal, compacted(entries))
     journal = Journal(files.journal, wall_s=wall_s, boot_s=boot_s)
     try:
         records = [entry.record for entry in journal.open()]
+        _check_owner(config, files, [record for record in records if isinstance(record, AgentStarted)])
         state = replay(NodeId(config.node_id), records)
         if _last_boot_id(records) != boot_id():
             state = after_reboot(state)

@@ -1,15 +1,17 @@
 """The agent's own history: append-only JSON lines, synced, from which it knows after a restart what it holds.
 
 A line is one record with ``wall_s`` and ``boot_s``: instants of this host's wall and boot clock. A crash can tear only
-the last line, which is then ignored and cut off: what it recorded had not been acted upon.
+the last line, which is then ignored and cut off: what it recorded had not been acted upon. A file that has grown to
+several times what still counts is compacted, while the agent runs too.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +21,14 @@ from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.records import NodeEnd
 from arena.errors import InternalError, ResourceExhaustedError
-from arena_agent.files import write_durably
+from arena_agent.epochs import SpentEpochs
+from arena_agent.files import sync_directory
+
+COMPACT_ABOVE_BYTES = 1 << 20
+"""Size of a journal that is not worth compacting: a few thousand records, read in a fraction of a second."""
+_GROWTH = 4
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +159,7 @@ class Entry:
 
 
 class Journal:
-    """Appends records to a file and reads it back.
+    """Appends records to a file, reads it back, and keeps it from growing without end.
 
     Args:
         path: The file.
@@ -163,6 +172,8 @@ class Journal:
         self._boot_s = boot_s
         self._descriptor: int | None = None
         self._size_bytes = 0
+        self._compact_above_bytes = COMPACT_ABOVE_BYTES
+        self._is_name_durable = True
 
     def open(self) -> tuple[Entry, ...]:
         """Return what the file holds, cut a torn last line off, and make it ready for appending.
@@ -175,6 +186,8 @@ class Journal:
         os.ftruncate(self._descriptor, good_bytes)
         os.fsync(self._descriptor)
         self._size_bytes = good_bytes
+        if self._compact_if_grown():
+            entries, _ = read_entries(self._path)
         return entries
 
     def append(self, *records: Record) -> None:
@@ -187,9 +200,11 @@ class Journal:
             raise InternalError("the journal is not open")
         if not records:
             return
-        entries = [Entry(wall_s=self._wall_s(), boot_s=self._boot_s(), record=record) for record in records]
-        data = "".join(entry.to_json() + "\n" for entry in entries).encode()
+        data = _lines(Entry(wall_s=self._wall_s(), boot_s=self._boot_s(), record=record) for record in records)
         try:
+            if not self._is_name_durable:
+                sync_directory(self._path.parent)
+                self._is_name_durable = True
             _write_all(self._descriptor, data)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size_bytes)
@@ -197,12 +212,55 @@ class Journal:
                 f"the journal {self._path} cannot be written", why=str(error), fix="free space there"
             ) from error
         self._size_bytes += len(data)
+        self._compact_if_grown()
 
     def close(self) -> None:
         """Close the file."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _compact_if_grown(self) -> bool:
+        """Compact the file when it is several times as large as it was after the last time; return whether it was.
+
+        What is in it is on disk already: where that fails, the journal works on and is compacted later.
+        """
+        if self._size_bytes <= self._compact_above_bytes:
+            return False
+        is_compacted = False
+        try:
+            entries, _ = read_entries(self._path)
+            self._replace(_lines(compacted(entries)))
+            is_compacted = True
+        except (OSError, InternalError) as error:
+            _log.warning("the journal %s could not be compacted and grows on: %s", self._path, error)
+        self._compact_above_bytes = max(COMPACT_ABOVE_BYTES, _GROWTH * self._size_bytes)
+        return is_compacted
+
+    def _replace(self, data: bytes) -> None:
+        """Put another file in the place of this one; a crash leaves the old or the new.
+
+        All that can fail is done before the new one gets its name, but for making the name durable: until that is
+        done, nothing more may be said to be on disk.
+        """
+        temporary = self._path.with_name(f".{self._path.name}.new")
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            _write_all(descriptor, data)
+            os.replace(temporary, self._path)  # noqa: PTH105 - one name beside os.open, os.write and os.fsync
+        except BaseException:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
+        self.close()
+        self._descriptor, self._size_bytes, self._is_name_durable = descriptor, len(data), False
+        sync_directory(self._path.parent)
+        self._is_name_durable = True
+
+
+def _lines(entries: Iterable[Entry]) -> bytes:
+    return "".join(entry.to_json() + "\n" for entry in entries).encode()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -238,25 +296,40 @@ def read_entries(path: Path) -> tuple[tuple[Entry, ...], int]:
     return tuple(entries), good_bytes
 
 
-def compacted(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Return the entries without acknowledged attempts, with each job's highest epoch kept as a fence."""
-    acked = {entry.record.attempt_id for entry in entries if isinstance(entry.record, Acked)}
-    fences: dict[JobId, Entry] = {}
-    kept = []
-    for entry in entries:
-        record = entry.record
-        if isinstance(record, LaunchIntent | Refused | Fence):
-            before = fences.get(record.job_id)
-            epoch = max(record.epoch, before.record.epoch if before and isinstance(before.record, Fence) else 0)
-            fence = Fence(job_id=record.job_id, epoch=epoch)
-            fences[record.job_id] = Entry(wall_s=entry.wall_s, boot_s=entry.boot_s, record=fence)
-        if isinstance(record, Fence | AgentStarted) or record.attempt_id in acked:
-            continue
-        kept.append(entry)
+def compacted(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return entries that lead to the same state, without the attempts whose ends were acknowledged.
+
+    Their epochs are kept as fences, written as of the last entry. They come last, so that a reader of the history sees
+    the launch of an attempt before the fence that an attempt acknowledged before it has left.
+    """
+    acknowledged_at, spent = _acknowledged(entries)
+    kept = [
+        entry
+        for index, entry in enumerate(entries)
+        if not isinstance(entry.record, Fence | AgentStarted)
+        and index > acknowledged_at.get(entry.record.attempt_id, -1)
+    ]
     starts = [entry for entry in entries if isinstance(entry.record, AgentStarted)]
-    return (*starts[-1:], *(fences[job_id] for job_id in sorted(fences)), *kept)
+    fences = [replace(entries[-1], record=Fence(job_id=job_id, epoch=epoch)) for job_id, epoch in spent]
+    return (*starts[-1:], *kept, *fences)
 
 
-def rewrite(path: Path, entries: tuple[Entry, ...]) -> None:
-    """Replace a journal by the given entries, all or nothing."""
-    write_durably(path, "".join(entry.to_json() + "\n" for entry in entries))
+def _acknowledged(entries: Sequence[Entry]) -> tuple[Mapping[AttemptId, int], SpentEpochs]:
+    """Return where attempts were last acknowledged, and the epochs spent by it."""
+    spent, epochs, indices = SpentEpochs(), dict[AttemptId, tuple[JobId, int]](), dict[AttemptId, int]()
+    for index, entry in enumerate(entries):
+        match entry.record:
+            case (
+                LaunchIntent(attempt_id=attempt_id, job_id=job_id, epoch=epoch)
+                | Refused(attempt_id=attempt_id, job_id=job_id, epoch=epoch)
+            ):
+                epochs[attempt_id] = job_id, epoch
+            case Fence(job_id=job_id, epoch=epoch):
+                spent = spent.spend(job_id, epoch)
+            case Acked(attempt_id=attempt_id):
+                indices[attempt_id] = index
+                if attempt_id in epochs:
+                    spent = spent.spend(*epochs.pop(attempt_id))
+            case _:
+                pass
+    return indices, spent

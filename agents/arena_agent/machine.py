@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+from immutables import Map
+
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, Launch, NodeId
 from arena.domain.records import EndKind, NodeEnd
 from arena.errors import InternalError
+from arena_agent.epochs import SpentEpochs
 from arena_agent.journal import (
     Acked,
     AgentStarted,
@@ -84,11 +87,11 @@ class HeldShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentState:
-    """All shares that are not acknowledged, and the highest epoch seen of each job."""
+    """All shares that are not acknowledged, and the epochs of those that were. Persistent: a change copies nothing."""
 
     node_id: NodeId
-    shares: Mapping[AttemptId, HeldShare] = field(default_factory=dict)
-    epochs: Mapping[JobId, int] = field(default_factory=dict)
+    shares: Map[AttemptId, HeldShare] = field(default_factory=Map)
+    spent: SpentEpochs = field(default_factory=SpentEpochs)
 
     @property
     def live(self) -> tuple[HeldShare, ...]:
@@ -99,6 +102,11 @@ class AgentState:
     def ended(self) -> tuple[HeldShare, ...]:
         """Shares whose end the scheduler has not acknowledged, by attempt."""
         return tuple(share for _, share in sorted(self.shares.items()) if not share.is_live)
+
+    def epoch_seen(self, job_id: JobId) -> int:
+        """Return the highest epoch of a job that this node knows of, 0 if it knows of none."""
+        held = (share.epoch for share in self.shares.values() if share.job_id == job_id)
+        return max(self.spent.of(job_id), *held, 0)
 
     def holder(self, device_id: DeviceId) -> AttemptId | None:
         """The live attempt that holds a device."""
@@ -271,7 +279,7 @@ def _launch(state: AgentState, event: LaunchAsked) -> Outcome:
 
 def _refusal(state: AgentState, launch: Launch) -> str | None:
     """Return why a launch may not be, None when it may."""
-    seen = state.epochs.get(launch.job_id, 0)
+    seen = state.epoch_seen(launch.job_id)
     if launch.epoch <= seen:
         word = "repeated" if launch.epoch == seen else "older"
         return f"epoch {launch.epoch} of job {launch.job_id} is {word}: this node has seen epoch {seen}"
@@ -320,15 +328,15 @@ def apply(state: AgentState, record: Record) -> AgentState:
         case AgentStarted():
             return state
         case Fence(job_id=job_id, epoch=epoch):
-            return _seen(state, job_id, epoch)
+            return replace(state, spent=state.spent.spend(job_id, epoch))
         case LaunchIntent(attempt_id=attempt_id, job_id=job_id, epoch=epoch, devices=devices):
             share = HeldShare(attempt_id=attempt_id, job_id=job_id, epoch=epoch, devices=devices)
-            return _put(_seen(state, job_id, epoch), share)
+            return _put(state, share)
         case Refused(attempt_id=attempt_id, job_id=job_id, epoch=epoch, end=end):
             share = HeldShare(attempt_id=attempt_id, job_id=job_id, epoch=epoch, devices=())
-            return _put(_seen(state, job_id, epoch), replace(share, phase=AttemptPhase.ENDED, end=end))
+            return _put(state, replace(share, phase=AttemptPhase.ENDED, end=end))
         case Acked(attempt_id=attempt_id):
-            return replace(state, shares={key: share for key, share in state.shares.items() if key != attempt_id})
+            return _forgotten(state, attempt_id)
         case Launched() | Started() | StopSent() | Ended():
             return _put(state, _advanced(_share(state, record.attempt_id), record))
 
@@ -359,7 +367,7 @@ def replay(node_id: NodeId, records: Iterable[Record]) -> AgentState:
 def after_reboot(state: AgentState) -> AgentState:
     """Return the state of a host that was booted anew: process identities of the boot before mean nothing."""
     shares = {attempt_id: replace(share, supervisor=None) for attempt_id, share in state.shares.items()}
-    return replace(state, shares=shares)
+    return replace(state, shares=Map(shares))
 
 
 def _share(state: AgentState, attempt_id: AttemptId) -> HeldShare:
@@ -370,7 +378,16 @@ def _share(state: AgentState, attempt_id: AttemptId) -> HeldShare:
 
 
 def _put(state: AgentState, share: HeldShare) -> AgentState:
-    return replace(state, shares={**state.shares, share.attempt_id: share})
+    return replace(state, shares=state.shares.set(share.attempt_id, share))
+
+
+def _forgotten(state: AgentState, attempt_id: AttemptId) -> AgentState:
+    """Return the state without an attempt whose end is acknowledged, but with its epoch spent."""
+    share = state.shares.get(attempt_id)
+    if share is None:
+        return state
+    spent = state.spent.spend(share.job_id, share.epoch)
+    return replace(state, shares=state.shares.delete(attempt_id), spent=spent)
 
 
 def _moved(share: HeldShare, phase: AttemptPhase) -> HeldShare:
@@ -379,7 +396,3 @@ def _moved(share: HeldShare, phase: AttemptPhase) -> HeldShare:
     if phase not in PHASE_TRANSITIONS[share.phase]:
         raise InternalError(f"attempt {share.attempt_id} may not go from {share.phase} to {phase} on this node")
     return replace(share, phase=phase)
-
-
-def _seen(state: AgentState, job_id: JobId, epoch: int) -> AgentState:
-    return replace(state, epochs={**state.epochs, job_id: max(epoch, state.epochs.get(job_id, 0))})

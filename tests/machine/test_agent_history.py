@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from immutables import Map
 
 from arena.domain.launch import AttemptId, DeviceId, Launch, NodeId
 from arena.domain.records import EndKind, NodeEnd
+from arena_agent.epochs import SpentEpochs
 from arena_agent.files import StateFiles
 from arena_agent.journal import AgentStarted, Journal, read_entries
 from arena_agent.machine import (
@@ -113,15 +115,15 @@ class Host:
 
 
 def forgets_epochs(state: AgentState, event: AgentEvent) -> Outcome:
-    return handle(replace(state, epochs={}), event)
+    return handle(replace(state, spent=SpentEpochs()), event)
 
 
 def forgets_who_holds_what(state: AgentState, event: AgentEvent) -> Outcome:
     """Both looks at live shares find nothing at a launch."""
     if not isinstance(event, LaunchAsked) or event.launch.attempt_id in state.shares:
         return handle(state, event)
-    blind, effects = handle(replace(state, shares={}), event)
-    return replace(blind, shares={**state.shares, **blind.shares}), effects
+    blind, effects = handle(replace(state, shares=Map()), event)
+    return replace(blind, shares=state.shares.update(blind.shares)), effects
 
 
 def frees_at_the_stop(state: AgentState, event: AgentEvent) -> Outcome:
@@ -138,8 +140,8 @@ def forgets_ended_shares(state: AgentState, event: AgentEvent) -> Outcome:
     """Loses an attempt and its epoch as soon as it has ended, and launches it anew when it is asked again."""
     after, effects = handle(state, event)
     if isinstance(event, VerifiedGone):
-        left: Mapping[AttemptId, object] = {k: v for k, v in after.shares.items() if k != event.attempt_id}
-        return replace(after, shares=left, epochs={}), effects
+        left = Map({k: v for k, v in after.shares.items() if k != event.attempt_id})
+        return replace(after, shares=left, spent=SpentEpochs()), effects
     return after, effects
 
 
