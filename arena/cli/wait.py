@@ -48,15 +48,15 @@ def wait_and_tell(
     ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
     jobs = [wait_for(client, job_id, state, ends_at_s) for job_id in job_ids]
     if app.out.json_mode:
-        app.out.document(jobs=jobs)
+        app.out.document(jobs=jobs, timed_out=[job.job_id for job in jobs if not _is_there(job, state)])
     else:
         for job in jobs:
-            app.out.sentence(_sentence(job))
+            app.out.sentence(_sentence(job, state, timeout_s))
     return max(_exit_code(job, state) for job in jobs)
 
 
 def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s: float | None) -> JobView:
-    """Return a job once it is in a state or at its end, or when time is up.
+    """Return a job once it is in a state or at its end, or as it is when time is up.
 
     Args:
         client: The scheduler.
@@ -74,7 +74,7 @@ def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s
         if _is_there(job, state):
             return job
         told = _tell_held(job, told=told)
-    return job
+    return client.job(job_id).job  # how far it is now: steps are no moves, so none of those brought it
 
 
 def _tell_held(job: JobView, *, told: bool) -> bool:
@@ -95,10 +95,12 @@ def _exit_code(job: JobView, state: JobState | None) -> int:
     return NOT_SUCCEEDED if job.state.is_terminal else TIMED_OUT
 
 
-def _sentence(job: JobView) -> str:
+def _sentence(job: JobView, state: JobState | None, timeout_s: float | None) -> str:
     said, progress = job.error or job.result, job.progress
+    is_in_time = timeout_s is None or _is_there(job, state)
     tail = f": {escaped(said)}" if said else ""
     where = ""
     if words.tells_steps(job):
         where = f" at step {words.step_text(job)}, loss {words.number_text(progress.loss, '.4f')}"
-    return f"{quoted(job.job_id)} {job.state.value}{where}{tail}"
+    late = "" if is_in_time else f": time ran out after {words.duration_text(timeout_s)}"
+    return f"{quoted(job.job_id)} {'' if is_in_time else 'is still '}{job.state.value}{where}{tail}{late}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from arena.client import LogChunk
+from arena.client import ArenaClient, LogChunk
 from arena.domain.records import EntryKind, HistoryEntry, JobState
 from tests.builders import command_spec, job_record
 from tests.fakes import cluster_of_views as canned
@@ -120,3 +121,32 @@ def test_waiting_for_a_state_ends_when_it_is_reached(arena: Arena, fake: FakeSch
 
 def test_waiting_gives_up_when_time_is_up(arena: Arena) -> None:
     assert arena("wait", "big", "--timeout", "0.2").code == 124
+
+
+def test_who_waited_in_vain_is_told_so_and_how_far_the_job_is_now(
+    arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = fake.jobs["7k2-1"]
+
+    def until_time_is_up(_client: ArenaClient, **_asked: object) -> Iterator[HistoryEntry]:
+        fake.add_job(replace(job, progress=replace(job.progress, step=job.progress.step + 100)))
+        return iter(())
+
+    monkeypatch.setattr(ArenaClient, "stream_events", until_time_is_up)
+    done = arena("wait", "7k2-1", "--timeout", "8")
+    assert done.code == 124
+    assert done.out == "7k2-1 is still running at step 1334/5000, loss 2.3457: time ran out after 8.0s\n"
+    assert arena("wait", "big", "--timeout", "8", "--for", "running").out.startswith("7k2-3 is still queued at step 0")
+    assert arena("wait", "7k2-1", "--timeout", "8", "--json").document["timed_out"] == ["7k2-1"]
+    assert arena("wait", "7k2-1", "--timeout", "8", "--for", "running", "--json").document["timed_out"] == []
+
+
+def test_a_job_that_gets_there_with_the_last_of_the_time_is_there(
+    arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until_time_is_up(_client: ArenaClient, **_asked: object) -> Iterator[HistoryEntry]:
+        fake.add_job(replace(fake.jobs["7k2-3"], state=JobState.SUCCEEDED))
+        return iter(())
+
+    monkeypatch.setattr(ArenaClient, "stream_events", until_time_is_up)
+    assert arena("wait", "big", "--timeout", "8").code == 0
