@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from arena.domain.allocation import splits_tensor_parallel_group
+from arena.domain.allocation import Allocation, splits_tensor_parallel_group
 from arena.domain.job import JobId
 from arena.domain.launch import DeviceId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Target
 from arena.domain.replacing import replace
 from arena.engine.attempts import launch, stop_attempt, try_launch
+from arena.engine.blame import to_blame
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import count_evaluation_failure, tell_broken
@@ -37,15 +38,15 @@ class PolicyFault(InternalError):  # noqa: N818 - a fault of the policy, which i
 
 _LATE = frozenset({ReasonCode.DEADLINE_LATE, ReasonCode.DEADLINE_OPEN, ReasonCode.DEADLINE_PASSED})
 
-SUSPECTS_MAX = 16
-"""Jobs tried as the cause when a policy fails, newest in the queue first."""
+ASKS_MAX = 64
+"""Decisions that are asked for, each without other jobs, to find those that a policy fails on."""
 
 
 def decide(draft: Draft, policy: Policy) -> None:
     """Ask the policy about the present state and carry out its decision.
 
-    A policy that fails on some job does not stop the others: the job is found by leaving it out, and held after
-    repeated failures.
+    A policy that fails on some job does not stop the others: the job is found by leaving it out, and one that waits is
+    held after repeated failures.
     """
     index = draft.state.decision_index + 1
     draft.update(decision_due=False, due_since_s=None, decision_index=index)
@@ -99,7 +100,11 @@ def _snapshot(draft: Draft, index: int, without: frozenset[JobId] = frozenset())
     snapshot = snapshot_of(draft.state, draft.config, draft.now_s, index)
     if not without:
         return snapshot
-    return replace(snapshot, waiting=tuple(job_id for job_id in snapshot.waiting if job_id not in without))
+    holding = draft.state.holding
+    for job_id in sorted(job_id for job_id in without if job_id in holding):
+        holding = holding.delete(job_id)
+    waiting = tuple(job_id for job_id in snapshot.waiting if job_id not in without)
+    return replace(snapshot, waiting=waiting, holding=holding)
 
 
 def snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: int) -> Snapshot:
@@ -130,21 +135,42 @@ def _ask(draft: Draft, policy: Policy, index: int) -> Decision:
         if draft.config.is_strict:
             raise PolicyFault(f"policy {policy.name} failed at {draft.now_s:.3f} s: {error}", snapshot) from error
         # One poisoned job must not stop the scheduling of all others.
-        return _ask_without_culprit(draft, policy, index, f"{type(error).__name__}: {error}")
+        return _ask_without_culprits(draft, policy, index, f"{type(error).__name__}: {error}")
 
 
-def _ask_without_culprit(draft: Draft, policy: Policy, index: int, error: str) -> Decision:
-    suspects = draft.state.queue[: -SUSPECTS_MAX - 1 : -1]
-    for job_id in suspects:
-        try:
-            view = _snapshot(draft, index, without=frozenset({job_id}))
-            decision = _checked(draft.state, policy.decide(view))
-        except Exception:  # noqa: BLE001, S112 - try the next suspect
-            continue
-        count_evaluation_failure(draft, draft.state.jobs[job_id], error)
-        return decision
-    draft.record(EntryKind.DECISION, f"the policy failed: {error}", error=error)
-    return Decision(rest=reason(ReasonCode.INTERNAL_ERROR, error=error))
+def _ask_without_culprits(draft: Draft, policy: Policy, index: int, error: str) -> Decision:
+    """Return the decision without the jobs that the policy fails on, which are found by leaving some out.
+
+    Those that run come first: left out, they run on. Of those that wait the newest comes first. Where nobody can be
+    left out, or only all of several that wait, it is the policy that fails, and nobody is blamed.
+    """
+    state, found = draft.state, dict[frozenset[JobId], Decision | None]()
+
+    def mends(without: frozenset[JobId]) -> bool:
+        if without not in found:
+            found[without] = _without(draft, policy, index, without) if len(found) < ASKS_MAX else None
+        return found[without] is not None
+
+    before = {job_id for job_id, job in state.jobs.items() if job.evaluation_failure_count}
+    suspects = sorted([*sorted(state.holding), *state.queue[::-1]], key=lambda job_id: job_id not in before)
+    blamed = to_blame(suspects, mends) if mends(frozenset(suspects)) else frozenset()
+    waiting = set(state.queue)
+    if not mends(blamed) or (len(waiting) > 1 and waiting <= blamed):
+        draft.record(EntryKind.DECISION, f"the policy failed: {error}", error=error)
+        return Decision(rest=reason(ReasonCode.INTERNAL_ERROR, error=error))
+    for job_id in sorted(blamed):
+        count_evaluation_failure(draft, state.jobs[job_id], error)
+    decision = found[blamed]
+    assert decision is not None
+    return decision
+
+
+def _without(draft: Draft, policy: Policy, index: int, without: frozenset[JobId]) -> Decision | None:
+    """Return the decision without some jobs, which keep what they have; None where it fails as well."""
+    try:
+        return _checked(draft.state, policy.decide(_snapshot(draft, index, without)))
+    except Exception:  # noqa: BLE001 - what it fails on is being looked for
+        return None
 
 
 def _checked(state: ClusterState, decision: Decision) -> Decision:
@@ -229,16 +255,25 @@ def _preempt(draft: Draft, job: JobRecord, decision: Decision) -> None:
     causes = decision.reasons.get(job.job_id, ())
     cause = causes[0] if causes else reason(ReasonCode.PREEMPTED, job="others")
     draft.put_job(replace(job, state=JobState.PREEMPTING, preemption_count=job.preemption_count + 1, reasons=(cause,)))
+    attempt = draft.state.attempts[job.attempt_id]
+    takers = _takers(decision, attempt.allocation)
     draft.record(
         EntryKind.JOB_PREEMPTED,
-        str(cause),
+        f"{cause}; its GPUs go to {', '.join(takers)}" if takers else str(cause),
         job_id=job.job_id,
         attempt_id=job.attempt_id,
         decision_index=draft.state.decision_index,
         preemption_count=job.preemption_count + 1,
-        by=cause.names.get("job"),
+        by=", ".join(takers) or cause.names.get("job"),
     )
-    stop_attempt(draft, draft.state.attempts[job.attempt_id], "save", cause)
+    stop_attempt(draft, attempt, "save", cause)
+
+
+def _takers(decision: Decision, allocation: Allocation) -> list[JobId]:
+    """Return who is given any of the devices of an allocation, by id."""
+    devices = allocation.device_ids
+    given = ((job_id, choice) for job_id, choice in decision.choices.items() if choice is not None)
+    return sorted(job_id for job_id, choice in given if devices & choice.allocation.device_ids)
 
 
 def _set_target(draft: Draft, job: JobRecord, choice: Choice, index: int, state: JobState) -> None:

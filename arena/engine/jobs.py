@@ -14,7 +14,7 @@ from arena.domain.struck import without
 from arena.engine.attempts import hasten, stop_attempt, try_launch
 from arena.engine.draft import Draft
 from arena.engine.entries import Entry, entry
-from arena.engine.outcome import drop_target, forgiven
+from arena.engine.outcome import backoff_s, drop_target, forgiven
 from arena.engine.spending import is_spent, spent_usd
 from arena.units import format_count
 
@@ -197,7 +197,7 @@ def count_evaluation_failure(draft: Draft, job: JobRecord, error: str) -> None:
     """Count a failure of ours on one job: back off, and hold the job after too many."""
     count = job.evaluation_failure_count + 1
     cause = reason(ReasonCode.INTERNAL_ERROR, error=error)
-    wait_s = min(draft.config.backoff_s * 2 ** (count - 1), draft.config.backoff_s_max)
+    wait_s = backoff_s(draft, count)
     job = replace(
         job,
         evaluation_failure_count=count,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import NODE_GOES, AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
@@ -18,6 +20,9 @@ its user may say (``retry.restarts_max``) that it can be repeated.
 
 _ARENA = "Arena, since a program may not be safe to repeat: release it if it is"
 """Who holds a program whose node went before it had ended."""
+
+DOUBLINGS_MAX = 64
+"""Of a wait: more would only overflow."""
 
 _HOPELESS = frozenset({"config", "data"})
 """Worker errors that a repetition cannot mend."""
@@ -203,7 +208,7 @@ def _after_launch_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord) 
             ),
         )
     else:
-        _retry(draft, job, attempt, wait_s=_backoff_s(draft, count), number=count, limit=limit)
+        _retry(draft, job, attempt, wait_s=backoff_s(draft, count), number=count, limit=limit)
 
 
 def _after_crash(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: EndKind) -> None:
@@ -216,7 +221,7 @@ def _after_crash(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome: 
         _end(draft, job, JobState.FAILED, error=f"{attempt.error or outcome.value}{suffix}")
         return
     job = replace(job, restarts_since_progress=count, restart_count=job.restart_count + 1)
-    _retry(draft, job, attempt, wait_s=_backoff_s(draft, count), number=count, limit=limit)
+    _retry(draft, job, attempt, wait_s=backoff_s(draft, count), number=count, limit=limit)
 
 
 def _retry(draft: Draft, job: JobRecord, attempt: AttemptRecord, *, wait_s: float, number: int, limit: int) -> None:
@@ -247,8 +252,10 @@ def forgiven(job: JobRecord) -> JobRecord:
     return replace(job, launch_failure_count=0, port_failure_count=0, evaluation_failure_count=0)
 
 
-def _backoff_s(draft: Draft, count: int) -> float:
-    return float(min(draft.config.backoff_s * 2 ** (count - 1), draft.config.backoff_s_max))
+def backoff_s(draft: Draft, count: int) -> float:
+    """Return how long to wait after so many failures in a row: twice as long each time, up to a limit."""
+    config = draft.config
+    return min(math.ldexp(config.backoff_s, min(count - 1, DOUBLINGS_MAX)), config.backoff_s_max)
 
 
 def drop_target(draft: Draft, job: JobRecord) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from arena.domain.events import JobSubmitted, NodeRegistered
 from arena.domain.job import JobId, JobSpec
 from arena.domain.records import EntryKind, JobRecord, JobState
@@ -48,6 +50,17 @@ def test_a_job_shrinks_for_another_and_grows_again_and_both_finish():
     assert gpu_counts(sim, "b") == [2]
     changes = [entry for step in sim.steps for entry in step.history if entry.kind is EntryKind.JOB_PREEMPTED]
     assert changes == []
+
+
+@pytest.mark.parametrize("policy", ["srtf", "arena"])
+def test_who_is_displaced_is_told_for_whom(policy: str) -> None:
+    sim = simulation(policy, nodes=1, gpus=2)
+    submit(sim, 1.0, "long", train_spec("long", kind="rigid", gpus={"count": 2}, stop={"steps": 50_000}))
+    submit(sim, 200.0, "short", train_spec("short", kind="rigid", gpus={"count": 2}, stop={"steps": 100}))
+    sim.run(until_s=1_000.0)
+    told = [entry for step in sim.steps for entry in step.history if entry.kind is EntryKind.JOB_PREEMPTED]
+    assert {(entry.job_id, entry.data["by"]) for entry in told} == {("long", "short")}
+    assert all(entry.message.endswith("; its GPUs go to short") for entry in told)
 
 
 def test_a_large_job_is_not_starved_by_a_stream_of_small_ones():
