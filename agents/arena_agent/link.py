@@ -19,7 +19,14 @@ from arena.domain.events import (
     NodeRegistered,
     WorkerReported,
 )
-from arena.errors import AlreadyRunningError, ArenaError, UnavailableError, UserError
+from arena.errors import (
+    AlreadyRunningError,
+    ArenaError,
+    AuthenticationError,
+    PermissionDeniedError,
+    ProtocolVersionError,
+    UnavailableError,
+)
 from arena.rpc.codec import (
     Verdict,
     attempt_ended_to_proto,
@@ -44,6 +51,7 @@ _BACKOFF_S_MAX = 5.0
 _VERDICT_LIMIT_S = 30.0
 _NEWS_INTERVAL_S = 0.1
 _HEARTBEAT_INTERVAL_S_DEFAULT = 1.0
+_FINAL = (AuthenticationError, PermissionDeniedError, ProtocolVersionError)
 # The stream's own heartbeats decide who lives; these pings only find a route that swallows everything. The scheduler
 # permits them every 10 s.
 _CHANNEL_OPTIONS = (
@@ -173,8 +181,12 @@ class Link:
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.5))
 
     def _is_final(self, error: ArenaError) -> bool:
-        """Whether trying again cannot help; a node id that is taken may be our own old stream, if we had one."""
-        return isinstance(error, UserError) or (isinstance(error, AlreadyRunningError) and not self._had_session)
+        """Whether trying again cannot help; a node id that is taken may be our own old stream, if we had one.
+
+        All else may be the scheduler's own trouble, or a word of something on the way: an agent that ended over it
+        would take its jobs with it.
+        """
+        return isinstance(error, _FINAL) or (isinstance(error, AlreadyRunningError) and not self._had_session)
 
     def _channel(self) -> grpc.aio.Channel:
         target = self._config.scheduler

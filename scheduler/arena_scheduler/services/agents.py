@@ -78,7 +78,10 @@ class AgentService(agent_service_pb2_grpc.AgentServiceServicer):
             async with asyncio.timeout(REGISTER_DEADLINE_S):
                 first: object = await context.read()  # may be the end of the stream
         except TimeoutError:
-            raise UserError("no registration came", why=f"waited {REGISTER_DEADLINE_S:g} s") from None
+            # It may have come during a stall of our own, after which the limit is over before we have looked.
+            raise UnavailableError(
+                "no registration was read in time", why=f"waited {REGISTER_DEADLINE_S:g} s", fix="send it again"
+            ) from None
         if not isinstance(first, pb.OpenSessionRequest) or first.WhichOneof("message") != "register":
             raise UserError("the first message of a session must be a registration")
         check_protocol(first.register.hello, f"agent {first.register.node_id}")
