@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ class PhysicalGpu:
     Args:
         index: Index of a whole GPU; None for a MIG instance.
         pids: Processes that compute on it.
+        trouble: What the driver says instead, of one that it has lost; then only the index is sure.
     """
 
     uuid: str
@@ -34,6 +36,7 @@ class PhysicalGpu:
     name: str
     memory_bytes: int
     pids: tuple[int, ...] = ()
+    trouble: str = ""
 
 
 class Driver(Protocol):
@@ -48,19 +51,39 @@ class Driver(Protocol):
 
 
 class NvmlDriver:
-    """The driver through NVML; the library is loaded at the first question."""
+    """The driver through NVML; the library is loaded at the first question.
 
-    def __init__(self) -> None:
+    Args:
+        host: Names GPUs that were lost before they told their UUID.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
         self._nvml: Any = None
+        self._uuid_by_index: dict[int, str] = {}
 
     def gpus(self) -> tuple[PhysicalGpu, ...]:
-        """Return all GPUs and MIG instances."""
+        """Return all GPUs and MIG instances; one that is lost does not hide the others."""
         nvml = self._loaded()
         try:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-            return tuple(gpu for index, handle in enumerate(handles) for gpu in _parts(nvml, index, handle))
+            count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
             raise DriverError(f"NVML: {error}") from error
+        found = tuple(gpu for index in range(count) for gpu in self._at(nvml, index))
+        if found and all(gpu.trouble for gpu in found):
+            raise DriverError(found[0].trouble)
+        return found
+
+    def _at(self, nvml: Any, index: int) -> tuple[PhysicalGpu, ...]:
+        try:
+            parts = _parts(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
+        except nvml.NVMLError as error:
+            uuid = self._uuid_by_index.get(index, f"{self._host}/gpu-{index}")
+            return (PhysicalGpu(uuid=uuid, index=index, name="", memory_bytes=0, trouble=f"NVML: {error}"),)
+        for gpu in parts:
+            if gpu.index is not None:
+                self._uuid_by_index[gpu.index] = gpu.uuid
+        return parts
 
     def _loaded(self) -> Any:
         if self._nvml is None:
@@ -119,7 +142,7 @@ class NvmlDevices:
         device_nodes: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self._visible = visible
-        self._driver = driver or NvmlDriver()
+        self._driver = driver or NvmlDriver(platform.node())
         self._device_nodes = device_nodes or _device_nodes
         self._gpu_type = gpu_type
 
@@ -132,7 +155,7 @@ class NvmlDevices:
             gpus = self._visible_gpus()
         except DriverError:
             return "unknown"
-        return catalog_name(gpus[0]) if gpus else "unknown"
+        return next((catalog_name(gpu) for gpu in gpus if not gpu.trouble), "unknown")
 
     def inventory(self, held: Collection[DeviceId]) -> Inventory:
         """Return the visible GPUs, dirty where a process that is none of ours computes; or the driver's trouble."""
@@ -143,7 +166,7 @@ class NvmlDevices:
             hint = f" though {nodes[0]} exists" if nodes else ""
             return Inventory(devices=(), problem=f"{error}{hint}")
         problem = None if gpus else "no GPU is visible" + (f" (CUDA_VISIBLE_DEVICES={self._visible!r})")
-        names = {gpu.name for gpu in gpus}
+        names = {gpu.name for gpu in gpus if not gpu.trouble}
         if len(names) > 1:
             problem = f"GPUs of several kinds: {', '.join(sorted(names))}; show one kind with CUDA_VISIBLE_DEVICES"
         return Inventory(devices=tuple(_device(index, gpu, held) for index, gpu in enumerate(gpus)), problem=problem)
@@ -162,18 +185,33 @@ class NvmlDevices:
         return tuple(gpus[uuid] for uuid in visible_uuids(self._visible, candidates))
 
 
+_UNTOLD = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|GRAPHICS|DEVICE|GENERATION|SXM\d*|PCIE|NVL|HBM\w*|\d+GB")
+"""Words of a driver's name that the catalog leaves out: makes, sockets and sizes."""
+
+_SIZED = frozenset({"a100-40", "a100-80", "v100-16", "v100-32", "h100-96"})
+"""Names of the catalog that a size belongs to."""
+
+
 def catalog_name(gpu: PhysicalGpu) -> str:
-    """Return a driver's name as the catalog writes it: ``NVIDIA A100-SXM4-80GB`` is ``a100-80``."""
-    match = re.search(r"\b(?:RTX\s+)?([A-Z]{1,2}\d{2,4}[A-Z]?)\b", gpu.name.upper())
-    base = match.group(1).lower() if match else re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")
-    size = re.search(r"(\d+)\s*GB", gpu.name.upper())
-    return f"{base}-{size.group(1)}" if size and base in {"a100", "v100"} else base
+    """Return a driver's name as the catalog writes it: ``NVIDIA A100-SXM4-80GB`` is ``a100-80``.
+
+    A MIG instance has a name of its own, which is never that of a whole GPU.
+    """
+    whole, _, instance = gpu.name.upper().partition(" MIG ")
+    words = [word for word in re.split(r"[^A-Z0-9]+", whole) if word and not _UNTOLD.fullmatch(word)]
+    if words[:1] == ["RTX"] and len(words) > 1 and words[1][0].isalpha():
+        words = words[1:]  # as in ``RTX A6000``
+    base = re.sub(r"(\d)-(ti|super)\b", r"\1\2", "-".join(words).lower())
+    size = re.search(r"(\d+)\s*GB\b", whole)
+    if size and f"{base}-{size.group(1)}" in _SIZED:
+        base = f"{base}-{size.group(1)}"
+    return f"{base}-mig-{re.sub(r'[^a-z0-9]+', '-', instance.lower())}" if instance else base
 
 
 def _device(index: int, gpu: PhysicalGpu, held: Collection[DeviceId]) -> Device:
     device_id = DeviceId(gpu.uuid)
     is_foreign = bool(gpu.pids) and device_id not in held
-    dirty = f"in use by process {', '.join(map(str, gpu.pids))}" if is_foreign else None
+    dirty = gpu.trouble or (f"in use by process {', '.join(map(str, gpu.pids))}" if is_foreign else None)
     return Device(device_id=device_id, index=index, dirty=dirty)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from arena.domain.launch import NodeId
+from arena.planner.hardware import catalog
 from arena_agent.devices import VirtualDevices
 from arena_agent.files import StateFiles
-from arena_agent.nvml import DriverError, NvmlDevices, PhysicalGpu, catalog_name
+from arena_agent.nvml import DriverError, NvmlDevices, NvmlDriver, PhysicalGpu, catalog_name
 from arena_agent.visibility import VisibleCandidate, visible_uuids
 
 UUIDS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
@@ -105,11 +107,88 @@ def test_no_visible_gpu_is_a_problem():
         ("NVIDIA H200", "h200"),
         ("NVIDIA A10", "a10"),
         ("Tesla V100-SXM2-16GB", "v100-16"),
-        ("Tesla T4", "tesla-t4"),
+        ("NVIDIA A100 80GB PCIe", "a100-80"),
+        ("NVIDIA A800-SXM4-80GB", "a800"),
+        ("Tesla V100-PCIE-32GB", "v100-32"),
+        ("NVIDIA H100 96GB HBM3", "h100-96"),
+        ("NVIDIA H100 NVL", "h100"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
+        ("NVIDIA TITAN RTX", "titan-rtx"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100-mig-1g-10gb"),
     ],
 )
 def test_driver_names_become_catalog_names(name, expected):
     assert catalog_name(gpu(0, name=name)) == expected
+
+
+def test_a_slice_of_a_gpu_is_never_taken_for_a_whole_one():
+    names = [name for name in catalog() if name != "cpu"]
+    slices = {catalog_name(gpu(0, name=f"NVIDIA {name.upper()} MIG {part}")) for name in names for part in ("1g.5gb",)}
+    assert not slices & set(catalog())
+
+
+class LosingNvml:
+    """The library of a host with eight GPUs, of which some are lost."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.lost: set[int] = set()
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 8
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        if index in self.lost:
+            raise self.NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "NVIDIA H100 80GB HBM3"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(total=80 << 30)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return []
+
+
+@pytest.mark.parametrize("lost", [{0}, {3}, {0, 7}])
+@pytest.mark.parametrize("is_seen_before", [True, False])
+def test_a_gpu_that_is_lost_hides_none_of_the_others(lost: set[int], is_seen_before: bool) -> None:
+    nvml, driver = LosingNvml(), NvmlDriver("host-1")
+    driver._nvml = nvml
+    devices = NvmlDevices(None, None, driver)
+    before = devices.inventory(frozenset()).devices if is_seen_before else ()
+    nvml.lost = lost
+    inventory = devices.inventory(frozenset())
+    assert (devices.gpu_type, inventory.problem) == ("h100", None)
+    dirty = {device.index: device.dirty for device in inventory.devices if device.dirty}
+    assert dirty == dict.fromkeys(sorted(lost), "NVML: GPU is lost")
+    assert len({device.device_id for device in inventory.devices}) == 8
+    if before:
+        assert [one.device_id for one in inventory.devices] == [one.device_id for one in before]
+
+
+def test_where_all_are_lost_it_is_the_driver() -> None:
+    driver = NvmlDriver("host-1")
+    driver._nvml = nvml = LosingNvml()
+    nvml.lost = set(range(8))
+    assert NvmlDevices(None, "h100", driver, list).inventory(frozenset()).problem == "NVML: GPU is lost"
 
 
 def test_a_virtual_gpu_is_dirty_while_somebody_else_holds_its_lock(tmp_path):
