@@ -29,6 +29,23 @@ def write_durably(path: Path, text: str) -> None:
     sync_directory(path.parent)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file's content so that a write that fails leaves the old text; not synced."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            data = memoryview(text.encode())
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def create_durably(path: Path, text: str) -> bool:
     """Make a file that must not exist yet, complete from the first moment.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from arena.domain.launch import REPORT_JSON, Progress, WorkerReport
-from arena_agent.files import AttemptFiles
+from arena_agent.files import AttemptFiles, write_whole
 
 # Reports sent so shortly before a stream broke may not have arrived: they are sent again.
 _UNSURE_S = 20.0
@@ -33,6 +33,7 @@ class ReportTail:
         self._boot_s = boot_s
         self._offset = self._sure_offset = _saved_offset(files.report_offset)
         self._sent: deque[tuple[float, int]] = deque()
+        self._is_behind = False
 
     @property
     def is_drained(self) -> bool:
@@ -77,8 +78,18 @@ class ReportTail:
         while self._sent and self._sent[0][0] <= self._boot_s() - _UNSURE_S:
             self._sure_offset = self._sent.popleft()[1]
         if self._sure_offset != before:
-            # Neither synced nor atomic: an older or unreadable offset only sends some reports again.
-            self._files.report_offset.write_text(str(self._sure_offset), encoding="ascii")
+            self._write_sure_offset()
+
+    def _write_sure_offset(self) -> None:
+        """Note how far the scheduler has the reports; an older note, or none, only sends some of them again."""
+        try:
+            write_whole(self._files.report_offset, str(self._sure_offset))
+        except OSError as error:
+            if not self._is_behind:
+                _log.warning("%s cannot be written, reports may be sent again: %s", self._files.report_offset, error)
+            self._is_behind = True
+        else:
+            self._is_behind = False
 
 
 def parsed(lines: Iterable[bytes]) -> tuple[WorkerReport, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +102,46 @@ def test_a_users_program_reports_evaluations(files, monkeypatch):
     assert first == Evaluated(step=1, loss=2.0, sample_count=8, evaluate_s=0.5)
     assert isinstance(second, Evaluated)
     assert (second.step, math.isnan(second.loss), second.accuracy) == (2, True, 0.25)
+
+
+def broken_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing be written to any file: creating one or emptying one still works, as on a full disk."""
+
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("write", "fsync"):
+        monkeypatch.setattr(os, name, refuse)
+    monkeypatch.setattr(Path, "write_text", _empties_and_fails)
+
+
+def _empties_and_fails(path: Path, *_args: object, **_kwargs: object) -> None:
+    path.open("w").close()
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_stops_no_reports_and_leaves_the_old_offset(files, monkeypatch, caplog):
+    clock = Clock()
+    tail = ReportTail(files, clock)
+    for step in (1, 2, 3):  # the first is sure when the second is read, and so on
+        write(files, progress(step))
+        assert tail.read_new() == (progress(step),)
+        clock.now_s += 60
+    saved = files.report_offset.read_text()
+    assert int(saved) > 0
+    with monkeypatch.context() as patched:
+        broken_disk(patched)
+        for step in (4, 5):
+            files.report.write_bytes(files.report.read_bytes() + REPORT_JSON.dump_json(progress(step)) + b"\n")
+            assert tail.read_new() == (progress(step),)
+            clock.now_s += 60
+        tail.rewind()
+        assert files.report_offset.read_text() == saved
+        assert caplog.text.count("No space left on device") == 1, "said once, not with every report"
+        assert ReportTail(files, clock).read_new() == (progress(3, 4, 5),)
+    write(files, progress(6))
+    assert tail.read_new() == (progress(6),)
+    clock.now_s += 60
+    tail.rewind()
+    assert int(files.report_offset.read_text()) == files.report.stat().st_size
+    assert sorted(path.name for path in files.directory.iterdir()) == ["report.jsonl", "report.offset"]
