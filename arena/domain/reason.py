@@ -28,6 +28,8 @@ class ReasonCode(StrEnum):
     UNSUPPORTED = "unsupported"
     WAITING_FOR_DEVICES = "waiting_for_devices"
     NO_SHARED_CHECKPOINT_PLACE = "no_shared_checkpoint_place"
+    NODE_AVOIDED = "node_avoided"
+    STALLED = "stalled"
     STARTED = "started"
     GREW = "grew"
     SHRANK = "shrank"
@@ -103,6 +105,8 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NO_SHARED_CHECKPOINT_PLACE: (
         "checkpoint place {place} is not seen by node {node}, so the job cannot move there"
     ),
+    ReasonCode.NODE_AVOIDED: "it failed on node {node} before its first step, so it waits for another: {error}",
+    ReasonCode.STALLED: "no step came within {timeout_s:.0f} s after {since}: it seems to hang",
     ReasonCode.STARTED: "started on {group}",
     ReasonCode.GREW: "grew from {before:.0f} to {after:.0f} GPU{after:s}, {speedup:.2f}x faster by its grid",
     ReasonCode.SHRANK: "shrank from {before:.0f} to {after:.0f} GPU{after:s} to make room for {job}",
