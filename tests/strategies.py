@@ -200,6 +200,7 @@ jobs = st.builds(
     run_time_s=instants,
     gpu_seconds=instants,
     is_deadline_promised=st.booleans(),
+    is_promise_broken=st.booleans(),
     spent_usd=instants,
     result=texts,
     error=texts,

@@ -13,8 +13,9 @@ from arena.cli.app import App, command
 from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
+from arena.cli.reason_texts import Said, older_cause_text, said_of, sentence
 from arena.cli.settings import user_name
-from arena.domain.reason import Reason, ReasonCode, cause_of_refusal
+from arena.domain.reason import ReasonCode
 from arena.domain.records import EndKind, JobState
 from arena.rpc.views import AttemptView, JobView
 from arena.units import format_count
@@ -80,8 +81,9 @@ def job(app: App, job_id: str) -> None:
 
 
 def _write_job(out: Output, detail: JobDetail) -> None:
-    reasons = words.with_explanation(detail.job.reasons, detail.explanation)
-    told = [reason for reason in reasons if reason.code is not ReasonCode.NEXT_BEST]  # `arena why` compares them
+    told = [  # `arena why` compares the others
+        one for one in said_of(detail.job, detail.explanation) if one.reason.code is not ReasonCode.NEXT_BEST
+    ]
     for label, text in _facts(detail, told):
         out.sentence(f"{label:<12}{text}", hanging=12)
     if detail.attempts:
@@ -92,24 +94,26 @@ def _write_job(out: Output, detail: JobDetail) -> None:
             _write_failures(out, attempt)
 
 
-def _why_text(detail: JobDetail, reasons: Sequence[Reason]) -> str:
+def _why_text(detail: JobDetail, told: Sequence[Said]) -> str:
     """Return why a job is where it is; of one that was cancelled, who did so, where that is known."""
     job = detail.job
     if job.state is not JobState.CANCELLED:
-        return "; ".join(filter(None, (words.reasons_text(reasons), words.way_on(job, reasons))))
+        return "; ".join(filter(None, (sentence(told), words.way_on(job, [one.reason for one in told]))))
     stops = [attempt.stop_cause for attempt in detail.attempts[-1:] if attempt.stop_cause is not None]
-    asked = [one.names.get("by", "") for one in (*reasons, *stops) if one.code is ReasonCode.REQUESTED]
+    asked = [
+        one.names.get("by", "") for one in (*(said.reason for said in told), *stops) if one.code is ReasonCode.REQUESTED
+    ]
     by = next(filter(None, asked), "")
     return f"cancelled by {quoted(by)}" if by else "cancelled"
 
 
-def _facts(detail: JobDetail, reasons: Sequence[Reason]) -> list[tuple[str, str]]:
+def _facts(detail: JobDetail, told: Sequence[Said]) -> list[tuple[str, str]]:
     job = detail.job
     facts = [
         ("job", f"{quoted(job.job_id)}  {quoted(job.name)}"),
         ("user", f"{quoted(job.user)}, project {quoted(job.project)}, priority {job.priority}, {job.kind.value}"),
         ("state", job.state.value + (f" (wished: {job.wish.value})" if job.wish.value != "run" else "")),
-        ("why", _why_text(detail, reasons)),
+        ("why", _why_text(detail, told)),
         ("group", words.group_text(job.group)),
         ("plan", words.plan_text(job.plan, job.group)),
         ("on", _devices_text(job)),
@@ -124,7 +128,7 @@ def _facts(detail: JobDetail, reasons: Sequence[Reason]) -> list[tuple[str, str]
             ),
         ),
     ]
-    facts += _terms(job)
+    facts += _terms(job, detail.now_s)
     if job.target is not None:
         target = f"{words.plan_text(job.target.plan, job.target.group)} on {words.places_text(job.target.allocation)}"
         facts.insert(7, ("next", f"{target}: {escaped(str(job.target.cause))}"))
@@ -152,15 +156,13 @@ def _counts_text(job: JobView) -> str:
     return ", ".join([*counts, *repeated])
 
 
-def _terms(job: JobView) -> list[tuple[str, str]]:
+def _terms(job: JobView, now_s: float | None) -> list[tuple[str, str]]:
     """Return how it stands with a job's deadline and its cost, as far as there are any."""
     terms = []
     if job.deadline_at_s is not None:
-        is_over = job.ended_at_s is not None
-        kept = job.ended_at_s is not None and job.ended_at_s <= job.deadline_at_s
         promise = "promised" if job.is_deadline_promised else "not promised"
-        met = (", met" if kept else ", missed") if is_over else ""
-        terms.append(("deadline", f"{words.time_text(job.deadline_at_s)}, {promise}{met}{_not_promised_text(job)}"))
+        told = f"{promise}{_met_text(job, job.deadline_at_s, now_s)}{_not_promised_text(job)}"
+        terms.append(("deadline", f"{words.time_text(job.deadline_at_s)}, {told}"))
     if job.spent_usd > 0.0 or job.budget_usd is not None:
         budget = ""
         if job.budget_usd is not None:
@@ -171,9 +173,19 @@ def _terms(job: JobView) -> list[tuple[str, str]]:
     return terms
 
 
+def _met_text(job: JobView, deadline_at_s: float, now_s: float | None) -> str:
+    """Return what has become of a deadline, as soon as that is known."""
+    at_s = job.ended_at_s if job.ended_at_s is not None else now_s
+    if (at_s is not None and at_s > deadline_at_s) or job.state is JobState.FAILED:
+        return ", missed"
+    if job.state.is_terminal:
+        return ", met" if job.state is JobState.SUCCEEDED else ""  # who was cancelled before did neither
+    return ", cannot be kept" if job.is_promise_broken else ""
+
+
 def _not_promised_text(job: JobView) -> str:
     """Return why a deadline was not promised when the job came; nothing where nobody can say."""
-    said = [escaped(cause_of_refusal(job.deadline_cause))] if job.deadline_cause is not None else []
+    said = [older_cause_text(job.deadline_cause, job)] if job.deadline_cause is not None else []
     if job.deadline_earliest_at_s is not None:
         said.append(f"the earliest that could be promised was {words.time_text(job.deadline_earliest_at_s)}")
     return f": {'; '.join(said)}" if said else ""

@@ -12,6 +12,7 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
+from arena.cli.reason_texts import said_of, sentence
 from arena.domain.tenants import Guarantee
 from arena.rpc.views import GpuCounts, JobView, StatusView, TenantShare
 from arena.units import format_duration
@@ -191,7 +192,7 @@ def _write_waiting(out: Output, view: StatusView) -> None:
             *_identity(job),
             job.state.value,
             words.span_text(job.changed_at_s or job.submitted_at_s, view.now_s),
-            "; ".join(filter(None, (words.reasons_text(job.reasons), words.way_on(job)))),
+            "; ".join(filter(None, (sentence(said_of(job)), words.way_on(job)))),
         )
         for job in view.waiting_jobs
     ]

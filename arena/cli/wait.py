@@ -12,6 +12,7 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.find import find_job_id
 from arena.cli.quoting import escaped, quoted
+from arena.cli.reason_texts import said_of, sentence
 from arena.domain.records import EntryKind, JobState
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _tell_held(job: JobView, *, told: bool) -> bool:
     """Tell once, each time, that a job is held for its budget: nobody but its user has it go on."""
     advice = words.way_on(job) if job.state is JobState.HELD else ""
     if advice and not told:
-        click.echo(f"{quoted(job.job_id)} is held: {words.reasons_text(job.reasons)}; {advice}", err=True)
+        click.echo(f"{quoted(job.job_id)} is held: {sentence(said_of(job))}; {advice}", err=True)
     return bool(advice)
 
 

@@ -12,6 +12,7 @@ from arena.cli.app import App, command
 from arena.cli.find import find_job
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
+from arena.cli.reason_texts import said_of
 from arena.domain.reason import Reason, ReasonCode, rough_text
 
 _OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
@@ -43,13 +44,14 @@ def why(app: App, job_id: str) -> None:
     app.out.sentence(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
     if found.state.is_terminal:
         return
-    reasons = words.with_explanation(found.reasons, detail.explanation)
+    told = said_of(found, detail.explanation)
+    reasons = [one.reason for one in told]
     offers = [one for one in reasons if one.code in _OFFERS and "gpu_count" in one.numbers]
-    for reason in reasons:
-        if reason not in offers:
-            app.out.sentence(f"  {escaped(str(reason))}  {_facts_text(reason)}", hanging=4)
-        elif reason.code is not ReasonCode.NEXT_BEST:
-            app.out.sentence(f"  {escaped(str(reason))}", hanging=4)
+    for one in told:
+        if one.reason not in offers:
+            app.out.sentence(f"  {one.text}  {_facts_text(one.reason)}", hanging=4)
+        elif one.reason.code is not ReasonCode.NEXT_BEST:
+            app.out.sentence(f"  {one.text}", hanging=4)
     if advice := words.way_on(found, reasons):
         app.out.sentence(f"  {advice}", hanging=4)
     if len(offers) > 1:

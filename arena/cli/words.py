@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 
 from arena.cli.quoting import escaped, quoted
@@ -129,9 +129,3 @@ def _rounded_up(value: float) -> float:
     """Return a number of two digits that is no less."""
     step: float = 10.0 ** (math.floor(math.log10(value)) - 1)
     return math.ceil(value / step - 1e-9) * step
-
-
-def with_explanation(reasons: Sequence[Reason], explanation: Sequence[Reason]) -> list[Reason]:
-    """Return reasons with what the policy says now, which takes the place of an older word of the same kind."""
-    fresh = {reason.code for reason in explanation}
-    return [*(reason for reason in reasons if reason.code not in fresh), *explanation]

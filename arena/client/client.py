@@ -63,11 +63,16 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetail:
-    """A job with all its attempts, oldest first, and what the policy said of it if it was asked."""
+    """A job with all its attempts, oldest first, and what the policy said of it if it was asked.
+
+    Attributes:
+        now_s: When this was so, by the scheduler's clock; None where an older scheduler does not say.
+    """
 
     job: JobView
     attempts: tuple[AttemptView, ...]
     explanation: tuple[Reason, ...] = ()
+    now_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +171,7 @@ class ArenaClient:
             job=codec.job_from_proto(response.job),
             attempts=tuple(codec.attempt_from_proto(attempt) for attempt in response.attempts),
             explanation=tuple(codec.reason_from_proto(item) for item in response.explanation),
+            now_s=response.now_s if response.HasField("now_s") else None,
         )
 
     def decisions(self, *, count_max: int = 0) -> tuple[DecisionView, ...]:

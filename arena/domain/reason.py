@@ -85,7 +85,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.NOT_YET_EVALUATED: "not yet evaluated",
     ReasonCode.PLANNING: "its performance grid is being built",
     ReasonCode.HELD: "held by {by}",
-    ReasonCode.BACKOFF: "retry {retry} of {retries_max} in {wait_s:.0f} s after: {error}",
+    ReasonCode.BACKOFF: "retry {retry:.0f} of {retries_max:.0f} in {wait_s:.0f} s after: {error}",
     ReasonCode.BEHIND: "behind job {job} in the queue ({ahead:.0f} ahead)",
     ReasonCode.NO_NODES: "no node is registered and ready ({nodes:.0f} known)",
     ReasonCode.INSUFFICIENT_GPUS: "needs {needed:.0f} {gpu_type} GPU{needed:s}, {free:.0f} of {total:.0f} free",

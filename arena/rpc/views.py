@@ -80,6 +80,7 @@ class JobView:
     error: str = ""
     deadline_at_s: float | None = None
     is_deadline_promised: bool = False
+    is_promise_broken: bool = False
     budget_usd: float | None = None
     spent_usd: float = 0.0
     deadline_cause: Reason | None = None
@@ -297,6 +298,7 @@ def job_view(record: JobRecord, attempt: AttemptRecord | None, *, private: bool,
         error=record.error if private else "",
         deadline_at_s=None if spec.deadline_s is None else record.submitted_at_s + spec.deadline_s,
         is_deadline_promised=record.is_deadline_promised,
+        is_promise_broken=record.is_promise_broken,
         budget_usd=spec.budget_usd,
         spent_usd=record.spent_usd,
         deadline_cause=cause if private or cause is None else public_reason(cause),

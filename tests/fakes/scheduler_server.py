@@ -42,6 +42,7 @@ class FakeScheduler:
     Args:
         decisions: The latest first.
         explanation: What the policy says of any job, if it is asked.
+        now_s: When it says so; None as an older one, which does not say.
         deadline: What is answered to a submission with a deadline.
         warnings: What is doubtful about every submission.
         knows_within: Whether it is new enough to have a node empty by a time.
@@ -59,6 +60,7 @@ class FakeScheduler:
     status: StatusView | None = None
     decisions: list[DecisionView] = field(default_factory=list)
     explanation: list[Reason] = field(default_factory=list)
+    now_s: float | None = None
     deadline: job_pb.DeadlineAnswer | None = None
     warnings: list[Reason] = field(default_factory=list)
     knows_within: bool = True
@@ -178,6 +180,7 @@ class _Service:
             job=self._shown(job),
             attempts=[codec.attempt_to_proto(item, private=True) for item in attempts],
             explanation=[codec.reason_to_proto(item) for item in self._fake.explanation if request.explain],
+            now_s=self._fake.now_s,
         )
 
     def _ListJobs(self, request: Any) -> Any:

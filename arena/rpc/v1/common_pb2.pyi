@@ -1740,6 +1740,7 @@ class Job(_message.Message):
     SPENT_USD_FIELD_NUMBER: _builtins.int
     DEADLINE_CAUSE_FIELD_NUMBER: _builtins.int
     DEADLINE_EARLIEST_AT_S_FIELD_NUMBER: _builtins.int
+    IS_PROMISE_BROKEN_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     name: _builtins.str
     user: _builtins.str
@@ -1774,6 +1775,8 @@ class Job(_message.Message):
     spent_usd: _builtins.float
     """What its attempts have cost, up to now."""
     deadline_earliest_at_s: _builtins.float
+    is_promise_broken: _builtins.bool
+    """Whether its deadline was promised and cannot be kept, or was not."""
     @_builtins.property
     def group(self) -> Global___GpuGroup: ...
     @_builtins.property
@@ -1833,10 +1836,11 @@ class Job(_message.Message):
         spent_usd: _builtins.float = ...,
         deadline_cause: Global___Reason | None = ...,
         deadline_earliest_at_s: _builtins.float | None = ...,
+        is_promise_broken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_deadline_earliest_at_s", b"_deadline_earliest_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "deadline_at_s", b"deadline_at_s", "deadline_cause", b"deadline_cause", "deadline_earliest_at_s", b"deadline_earliest_at_s", "ended_at_s", b"ended_at_s", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "group", b"group", "plan", b"plan", "progress", b"progress", "spec", b"spec", "step_limit", b"step_limit", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_deadline_earliest_at_s", b"_deadline_earliest_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "changed_at_s", b"changed_at_s", "deadline_at_s", b"deadline_at_s", "deadline_cause", b"deadline_cause", "deadline_earliest_at_s", b"deadline_earliest_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "is_deadline_promised", b"is_deadline_promised", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "spent_usd", b"spent_usd", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id", "_budget_usd", b"_budget_usd", "_deadline_at_s", b"_deadline_at_s", "_deadline_earliest_at_s", b"_deadline_earliest_at_s", "_ended_at_s", b"_ended_at_s", "_evaluated_at_s", b"_evaluated_at_s", "_first_started_at_s", b"_first_started_at_s", "_spec", b"_spec", "_step_limit", b"_step_limit", "allocation", b"allocation", "attempt_id", b"attempt_id", "budget_usd", b"budget_usd", "changed_at_s", b"changed_at_s", "deadline_at_s", b"deadline_at_s", "deadline_cause", b"deadline_cause", "deadline_earliest_at_s", b"deadline_earliest_at_s", "ended_at_s", b"ended_at_s", "epoch", b"epoch", "error", b"error", "evaluated_at_s", b"evaluated_at_s", "first_started_at_s", b"first_started_at_s", "gpu_seconds", b"gpu_seconds", "group", b"group", "is_deadline_promised", b"is_deadline_promised", "is_promise_broken", b"is_promise_broken", "job_id", b"job_id", "kind", b"kind", "launch_failure_count", b"launch_failure_count", "name", b"name", "not_before_s", b"not_before_s", "plan", b"plan", "preemption_count", b"preemption_count", "priority", b"priority", "progress", b"progress", "project", b"project", "reasons", b"reasons", "reconfiguration_count", b"reconfiguration_count", "restart_count", b"restart_count", "result", b"result", "run_time_s", b"run_time_s", "spec", b"spec", "spent_usd", b"spent_usd", "state", b"state", "step_limit", b"step_limit", "submitted_at_s", b"submitted_at_s", "target", b"target", "user", b"user", "wish", b"wish"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__attempt_id: _TypeAlias = _typing.Literal["attempt_id"]  # noqa: Y015
     _WhichOneofArgType__attempt_id: _TypeAlias = _typing.Literal["_attempt_id", b"_attempt_id"]  # noqa: Y015

@@ -160,6 +160,9 @@ class GetJobResponse(_message.Message):
     JOB_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    now_s: _builtins.float
+    """When this was so, by the scheduler's clock."""
     @_builtins.property
     def job(self) -> _common_pb2.Job: ...
     @_builtins.property
@@ -176,12 +179,15 @@ class GetJobResponse(_message.Message):
         job: _common_pb2.Job | None = ...,
         attempts: _abc.Iterable[_common_pb2.Attempt] | None = ...,
         explanation: _abc.Iterable[_common_pb2.Reason] | None = ...,
+        now_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_now_s", b"_now_s", "job", b"job", "now_s", b"now_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "explanation", b"explanation", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_now_s", b"_now_s", "attempts", b"attempts", "explanation", b"explanation", "job", b"job", "now_s", b"now_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__now_s: _TypeAlias = _typing.Literal["now_s"]  # noqa: Y015
+    _WhichOneofArgType__now_s: _TypeAlias = _typing.Literal["_now_s", b"_now_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__now_s) -> _WhichOneofReturnType__now_s | None: ...
 
 Global___GetJobResponse: _TypeAlias = GetJobResponse  # noqa: Y015
 

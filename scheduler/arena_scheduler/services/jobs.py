@@ -121,6 +121,7 @@ class JobService(job_service_pb2_grpc.JobServiceServicer):
             job=codec.job_view_to_proto(self._view.job_view(record, caller, with_spec=True)),
             attempts=[codec.attempt_to_proto(attempt, private=private) for attempt in attempts],
             explanation=[codec.reason_to_proto(item) for item in explanation],
+            now_s=self._view.now_s,
         )
 
     @unary
