@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from ipaddress import ip_address
 
 from arena.domain.cluster import NodeState
 from arena.domain.job import JobId
@@ -164,6 +165,7 @@ class ClusterView:
             warnings=(
                 *self._warnings,
                 *_skew_warnings(state),
+                *_address_warnings(state),
                 *_going_warnings(state, self._now_s()),
                 *warnings_of(self.tenants, state),
             ),
@@ -259,3 +261,23 @@ def _skew_warnings(state: ClusterState) -> list[str]:
     if len(skewed) > WARNED_NODES_MAX:
         lines.append(f"clock_skew on {len(skewed) - WARNED_NODES_MAX} further nodes")
     return lines
+
+
+def _address_warnings(state: ClusterState) -> list[str]:
+    """Say which nodes only their own host can reach, where there are others: a job over both would never meet."""
+    here = [
+        node for node in state.nodes.values() if node.disconnected_at_s is None and node.state is not NodeState.LOST
+    ]
+    alone = sorted(node.node_id for node in here if _is_loopback(node.info.address))
+    if not alone or len(alone) == len(here):
+        return []
+    more = f" and {len(alone) - WARNED_NODES_MAX} more" if len(alone) > WARNED_NODES_MAX else ""
+    named = f"{', '.join(alone[:WARNED_NODES_MAX])}{more}"
+    return [f"other nodes cannot reach the loopback address of {named}: jobs over both fail; start it with --address"]
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -218,6 +218,24 @@ async def test_a_clock_that_is_off_is_warned_of_and_used_for_nothing(tmp_path: P
         assert (await client.job(job_id)).run_time_s >= 0
 
 
+async def test_an_address_that_only_its_own_host_reaches_is_warned_of(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        client = cluster.client()
+
+        async def warnings_at(node_count: int) -> list[str]:
+            state = cluster.running.driver
+            await eventually(lambda: len(state.durable_state.nodes) == node_count, "all have registered")
+            return [one for one in (await client.call("GetStatus")).warnings if "clock_skew" not in one]
+
+        for name, address in (("n1", "127.0.0.1"), ("n2", "localhost")):
+            await cluster.agent(node_info(name, address=address))
+        assert await warnings_at(2) == []  # all on one host
+        await cluster.agent(node_info("n3", address="192.0.2.7"))
+        (told,) = await warnings_at(3)
+        assert "loopback address of n1, n2" in told
+        assert "--address" in told
+
+
 async def send_log(agent: AgentSession, request: Any, text: bytes, first: int = 0) -> None:
     """Send a whole log (or from an offset on) as an agent does, whether the reader keeps up or not."""
     for offset in range(first, len(text), 60_000):
