@@ -33,6 +33,7 @@ from arena_agent.machine import (
     RanksUp,
     StartSupervisor,
     StopAsked,
+    StopMode,
     StopShare,
     SupervisorUp,
     TellEnded,
@@ -122,8 +123,7 @@ class Agent:
                 case StartSupervisor(launch=launch):
                     self._spawn(self._accompany(launch.attempt_id, self._run_share(launch)))
                 case StopShare(attempt_id=attempt_id, mode=mode, grace_s=grace_s):
-                    share = self._state.shares[attempt_id]
-                    self._spawn(self._keeper.stop(share, mode, grace_s))
+                    self._spawn(self._stop(self._state.shares[attempt_id], mode, grace_s))
                 case TellStarted() | TellEnded() | Write():
                     self._may_have_news.set()
 
@@ -153,20 +153,35 @@ class Agent:
     async def clean(self, strays: Iterable[str]) -> None:
         """Kill processes of ours whose attempt is unknown; the node has a problem until they are gone."""
         for name in strays:
-            left = await self._keeper.clear_stray(name)
-            while left:
-                pids = ", ".join(str(identity.pid) for identity in left)
-                self._cleaning = f"cleaning: processes {pids} of unknown attempt {name} do not die"
-                self._check_devices()
-                left = await self._keeper.clear_stray(name)
+            while not await self._is_cleared(name):
+                await asyncio.sleep(_RETRY_S)
         self._cleaning = None
-        self._check_devices()
+        self._look_at_devices()
+
+    async def _is_cleared(self, name: str) -> bool:
+        """Clear a stray away; return whether nothing of it is left."""
+        try:
+            left = await self._keeper.clear_stray(name)
+        except Exception:  # noqa: BLE001 - the outermost frame of one try: the next may do better
+            _log.exception("processes of unknown attempt %s could not be cleared away", name)
+            return False
+        if left:
+            pids = ", ".join(str(identity.pid) for identity in left)
+            self._cleaning = f"cleaning: processes {pids} of unknown attempt {name} do not die"
+            self._look_at_devices()
+        return not left
 
     async def watch_devices(self) -> None:
         """Look at the devices again and again."""
         while True:
-            self._check_devices()
+            self._look_at_devices()
             await asyncio.sleep(_DEVICE_CHECK_S)
+
+    def _look_at_devices(self) -> None:
+        try:
+            self._check_devices()
+        except Exception:  # noqa: BLE001 - the outermost frame of one look: the next may do better
+            _log.exception("the devices could not be looked at")
 
     async def watch_notice(self) -> None:
         """Have shares save and stop in time where the node goes and no scheduler asks for it."""
@@ -210,6 +225,17 @@ class Agent:
             await asyncio.sleep(_RETRY_S)
             life = self._readopt(share)
 
+    async def _stop(self, share: HeldShare, mode: StopMode, grace_s: float) -> None:
+        """Stop a share, whatever goes wrong on the way: nobody asks again for a kill that is on record."""
+        while True:
+            try:
+                await self._keeper.stop(share, mode, grace_s)
+            except Exception:  # noqa: BLE001 - the outermost frame of a stop
+                _log.exception("stopping attempt %s failed and is tried again", share.attempt_id)
+            else:
+                return
+            await asyncio.sleep(_RETRY_S)
+
     async def _run_share(self, launch: Launch) -> None:
         try:
             supervisor = await self._starter.start(launch)
@@ -243,7 +269,7 @@ class Agent:
         """Stay with a share until nothing of it is left."""
         share = self._state.shares[attempt_id]
         if share.stop_mode is not None:  # asked for before there was anybody to tell
-            self._spawn(self._keeper.stop(share, share.stop_mode, share.stop_grace_s))
+            self._spawn(self._stop(share, share.stop_mode, share.stop_grace_s))
         if await self._keeper.wait_started(share):
             await self._take_surely(RanksUp(attempt_id=attempt_id))
         await self._keeper.wait_gone(share)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 import grpc
@@ -26,6 +27,7 @@ from arena.errors import (
     PermissionDeniedError,
     ProtocolVersionError,
     UnavailableError,
+    UserError,
 )
 from arena.rpc.codec import (
     Verdict,
@@ -151,6 +153,7 @@ class Link:
         self._owner = owner
         self._was_registered = False
         self._had_session = False
+        self._credentials: grpc.ChannelCredentials | None = None
         self._random = random.Random(config.node_id)
 
     async def run(self) -> None:
@@ -158,6 +161,7 @@ class Link:
 
         Raises:
             ArenaError: It refuses us (token, protocol version, a node id that is taken) and said why.
+            UserError: The certificate authority cannot be read.
         """
         backoff_s = _BACKOFF_S_MIN
         while True:
@@ -192,8 +196,19 @@ class Link:
         target = self._config.scheduler
         if self._config.tls_ca is None:
             return grpc.aio.insecure_channel(target, options=_CHANNEL_OPTIONS)
-        credentials = grpc.ssl_channel_credentials(self._config.tls_ca.read_bytes())
-        return grpc.aio.secure_channel(target, credentials, options=_CHANNEL_OPTIONS)
+        return grpc.aio.secure_channel(target, self._present_credentials(self._config.tls_ca), options=_CHANNEL_OPTIONS)
+
+    def _present_credentials(self, authority: Path) -> grpc.ChannelCredentials:
+        """Return what the scheduler's certificate is checked with; it may have been renewed since the last stream."""
+        try:
+            self._credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+        except OSError as error:
+            if self._credentials is None:
+                raise UserError(
+                    f"the certificate authority {authority} cannot be read", why=str(error), fix="give another one"
+                ) from error
+            _log.warning("the certificate authority %s cannot be read, the last one is used: %s", authority, error)
+        return self._credentials
 
     async def _hold_session(self, channel: grpc.aio.Channel) -> None:
         token = self._config.token

@@ -51,7 +51,11 @@ class WarmLauncher:
         """Start the launcher, and again whenever it dies, with growing pauses while it does not come up."""
         failure_count = 0
         while True:
-            was_ready = await self._live_once()
+            was_ready = False
+            try:
+                was_ready = await self._live_once()
+            except Exception:  # noqa: BLE001 - the outermost frame of one life: ranks start cold until the next
+                _log.exception("the warm launcher could not be kept")
             failure_count = 0 if was_ready else failure_count + 1
             self._is_broken = not was_ready
             await asyncio.sleep(_RESTART_PAUSES_S[min(failure_count, len(_RESTART_PAUSES_S) - 1)])
