@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from arena.domain.events import Event, NodeDisconnected, Tick
 from arena.domain.grid import GridSource
-from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.records import JobRecord
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.engine.invariants import violations
-from arena.engine.ports import Restored, Step
+from arena.engine.ports import Step
 from arena.errors import InternalError
 from arena.policies.base import Policy
 from arena.sim.costs import SimCosts
@@ -137,37 +136,3 @@ class Simulation:
         for job in step.jobs:
             if job.ended_at_s is not None:
                 self.world.forget_job(job.job_id)
-
-    def inputs(self) -> Iterable[tuple[float, Event]]:
-        """Yield the log of inputs, from which the run can be replayed."""
-        return ((step.at_s, step.event) for step in self.steps)
-
-
-def restored_from(steps: Iterable[Step]) -> Restored:
-    """Return what a store would give back after these steps."""
-    jobs: dict[str, JobRecord] = {}
-    attempts, nodes, grids = {}, {}, {}
-    history_index = decision_index = 0
-    last_at_s = 0.0
-    for step in steps:
-        jobs.update({job.job_id: job for job in step.jobs})
-        attempts.update({attempt.attempt_id: attempt for attempt in step.attempts})
-        nodes.update({node.node_id: node for node in step.nodes})
-        for node_id in step.forgotten_nodes:
-            nodes.pop(node_id, None)
-        if step.event.kind == "grid_built":
-            grids[step.event.job_id] = (step.event.shape, step.event.grid)
-        history_index = max([history_index, *(entry.index for entry in step.history)])
-        decision_index = max(decision_index, step.decision_index)
-        last_at_s = step.at_s
-    live_jobs = {name: job for name, job in jobs.items() if not job.state.is_terminal}
-    return Restored(
-        jobs=tuple(live_jobs.values()),
-        attempts=tuple(attempt for attempt in attempts.values() if attempt.is_live),
-        nodes=tuple(nodes.values()),
-        grids={job_id: pair for job_id, pair in grids.items() if job_id in live_jobs},
-        history_index=history_index,
-        decision_index=decision_index,
-        last_at_s=last_at_s,
-        lengths=LengthHistory.of(jobs.values()),
-    )

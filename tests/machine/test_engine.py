@@ -28,9 +28,10 @@ from arena.engine.config import EngineConfig
 from arena.engine.counts import gpu_counts
 from arena.engine.engine import Engine, replay
 from arena.policies.registry import make_policy
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
+from tests.fakes.restarts import inputs_of, restored_from
 
 
 def simulation(policy: str = "elastic", **config: float) -> Simulation:
@@ -419,7 +420,7 @@ def test_the_log_replays_to_the_same_steps_and_state() -> None:
     sim.at(150.0, NodeDisconnected(node_id=NodeId("n2"), incarnation="n2-1", why="cable"))
     sim.run()
     again = Engine(make_policy("elastic"), sim.config)
-    steps = list(replay(again, sim.inputs()))
+    steps = list(replay(again, inputs_of(sim.steps)))
     assert steps == sim.steps
     assert again.state == sim.engine.state
 

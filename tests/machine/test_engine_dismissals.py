@@ -6,8 +6,9 @@ from arena.domain.commands import DismissNotice
 from arena.domain.events import NodeDrainChanged, NodeNoticeChanged, NodeRegistered, SchedulerStarted
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from tests.builders import node_info
+from tests.fakes.restarts import restored_from
 from tests.machine.test_engine_reclaims import N2, running, word
 
 

@@ -12,9 +12,10 @@ from arena.domain.records import EntryKind, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from tests.builders import node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
+from tests.fakes.restarts import restored_from
 
 WEEK_S = 7 * 86_400.0
 N1, N2 = NodeId("n1"), NodeId("n2")

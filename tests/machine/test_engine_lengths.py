@@ -10,11 +10,12 @@ from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine, replay
 from arena.policies.base import Policy
 from arena.policies.registry import make_policy
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from arena.sim.world import Fate
 from tests.builders import node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
 from tests.fakes.listening import Listening
+from tests.fakes.restarts import inputs_of, restored_from
 
 
 def after_four_jobs(policy: Policy) -> Simulation:
@@ -67,14 +68,14 @@ def test_after_a_restart_the_same_is_known() -> None:
 def test_the_log_of_inputs_teaches_the_same() -> None:
     sim = after_four_jobs(make_policy("elastic"))
     again = Engine(make_policy("elastic"), sim.config)
-    assert list(replay(again, sim.inputs())) == sim.steps
+    assert list(replay(again, inputs_of(sim.steps))) == sim.steps
     assert again.state.lengths.ended == sim.engine.state.lengths.ended
 
 
 def test_undoing_a_step_undoes_what_it_taught() -> None:
     sim = after_four_jobs(make_policy("elastic"))
     engine = Engine(make_policy("elastic"), sim.config)
-    for at_s, event in sim.inputs():
+    for at_s, event in inputs_of(sim.steps):
         before = engine.state
         engine.handle(event, at_s)
         if engine.state.lengths != before.lengths:

@@ -18,9 +18,10 @@ from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy, policy_names
 from arena.sim.costs import SimCosts
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
+from tests.fakes.restarts import restored_from
 
 A = JobId("a")
 ONE, TWO, FOUR = (GpuGroup.of("cpu", counts) for counts in ([1], [2], [2, 2]))

@@ -28,9 +28,10 @@ from arena.domain.records import AttemptState, JobRecord, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.policies.registry import make_policy
-from arena.sim.run import Simulation, restored_from
+from arena.sim.run import Simulation
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
+from tests.fakes.restarts import restored_from
 
 A = JobId("a")
 N1, N2 = NodeId("n1"), NodeId("n2")
