@@ -103,6 +103,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds on one more GPU, charged to the job, until it is known how fast it would be; commands need none.",
 )
+@click.option(
+    "--decide-after",
+    "decide_after_s",
+    type=FiniteRange(0, 1e9),
+    metavar="SECONDS",
+    default=0.0,
+    show_default=True,
+    help="Gather what happens for so long before each decision, as `arena scheduler --decide-after`.",
+)
 @click.option("--ignore-budgets", is_flag=True, help="Jobs of a scheduler's log may cost whatever they cost.")
 @click.option(
     "--disturbances",

@@ -86,6 +86,8 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         ("lengths", _lengths_text(inputs)),
         ("changes", _changes_text(inputs)),
     ]
+    if inputs.options.decide_after_s:
+        rows.append(("decisions", f"on what was gathered for {inputs.options.decide_after_s:g} s"))
     if budgets := sum(one.spec.budget_usd is not None for one in first.scenario.jobs):
         rows.append(
             (

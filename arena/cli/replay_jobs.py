@@ -93,7 +93,7 @@ def prepared(inputs: Inputs, grids: ReplayGrids, *, seed: int) -> Prepared:
 
 
 def _config(inputs: Inputs, jobs: Sequence[Asked]) -> EngineConfig:
-    config = replace(STUDY_CONFIG, tenants=inputs.tenants) if inputs.tenants else STUDY_CONFIG
+    config = replace(STUDY_CONFIG, decide_after_s=inputs.options.decide_after_s, tenants=inputs.tenants)
     if inputs.trace.restart_s is not None:  # the scheduler of the log went by it, so the replayed one may
         config = replace(config, restart_s=inputs.options.restart_s)
     if any(one.spec.budget_usd is not None for one in jobs):

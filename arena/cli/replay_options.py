@@ -51,6 +51,7 @@ class ReplayOptions:
         needs_data_parallel: Whether a policy of the study knows data-parallel plans alone.
         keeps_shares: Whether a policy of the study gives projects their guaranteed GPUs.
         projects: Shares of the jobs without a project that are dealt to each.
+        decide_after_s: How long events are gathered before the policy is asked about all of them.
         program_start_s: Seconds of a start of a program, where they are not those of other jobs.
         ignores_budgets: Whether budgets of specifications bind nobody.
     """
@@ -64,6 +65,7 @@ class ReplayOptions:
     storage_job_gb_per_s: float | None = None
     save_s: float = 0.0
     profile_s: float = 0.0
+    decide_after_s: float = 0.0
     kind: str = "auto"
     steps: float = 1.0
     until_s: float | None = None

@@ -12,6 +12,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,26 @@ def test_seconds_and_hours_of_a_small_study_have_digits_that_matter(arena: Arena
     times, costs = (line.split() for line in (lines[begin + 2], lines[begin + 6]))
     assert times == ["fcfs", "2", "0", "3.5", "3.5", "3.5", "1.00", "0", "4.5"]
     assert costs[1] == f"{2 * 3.5 / 3600:.4f}"
+
+
+def test_decisions_can_be_gathered_and_make_another_study(arena: Arena, folder: Path) -> None:
+    def run(*argv: object) -> Any:
+        done = replay(arena, folder, "--policy", "fcfs", "--out", folder / "kept", "--no-report", "--json", *argv)
+        assert done.code == 0, done.err
+        return done.document["policies"][0]
+
+    at_once, gathered, zero = run(), run("--decide-after", 5), run("--decide-after", 0)
+    # Of the jobs, which wait for at most one other, each starts up to 5 s after what lets it start.
+    assert 174.0 + 5.0 / 2 < gathered["whole"]["avg_jct_s"] <= 174.0 + 2 * 5.0
+    assert (at_once["runs"][0]["digest"], at_once["whole"]["avg_jct_s"]) == (
+        zero["runs"][0]["digest"],
+        pytest.approx(174.0),
+    )
+    keys = [one["runs"][0]["key"] for one in (at_once, gathered, zero)]
+    assert (keys[0] == keys[2], keys[0] != keys[1]) == (True, True)
+    assert len(list((folder / "kept" / "runs").iterdir())) == 2
+    assert "decisions   on what was gathered for 5 s\n" in replay(arena, folder, "--decide-after", 5).out
+    assert "decisions   " not in replay(arena, folder).out
 
 
 def test_parts_loads_and_ends_of_a_trace(arena: Arena, folder: Path) -> None:
