@@ -17,9 +17,11 @@ from arena.cli.replay_results import Study, figures_csv, jobs_csv
 from arena.cli.replay_runs import code_digest, write_file
 from arena.cli.replay_tables import TextTable, numbers, tables_of
 from arena.cli.trace import rows_text, source_fields
+from arena.cli.words import hours_text
+from arena.domain.trace import TraceOutcome
 from arena.rpc.version import software_version
 from arena.sim.disturbance_files import DisturbancePlan
-from arena.units import format_count
+from arena.units import HOUR_S, format_count
 
 if TYPE_CHECKING:
     from arena.cli.replay_report import About
@@ -86,6 +88,8 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         ("lengths", _lengths_text(inputs)),
         ("changes", _changes_text(inputs)),
     ]
+    if planned_anew := _planned_anew_text(inputs, first):
+        rows.append(("log", planned_anew))
     if inputs.options.decide_after_s:
         rows.append(("decisions", f"on what was gathered for {inputs.options.decide_after_s:g} s"))
     if budgets := sum(one.spec.budget_usd is not None for one in first.scenario.jobs):
@@ -106,6 +110,30 @@ def _account(inputs: Inputs, first: Prepared) -> list[tuple[str, str]]:
         asks = f"{format_count(first.changed_count, 'job')} {'asks' if first.changed_count == 1 else 'ask'}"
         rows.append(("asks", f"{asks} for another GPU type or count than the trace says: the nearest that runs"))
     return rows
+
+
+def _planned_anew_text(inputs: Inputs, first: Prepared) -> str:
+    """Return what training took where the log was written beside what it takes here; nothing where neither is known.
+
+    Of jobs that were not over the log does not say how long their steps would have taken.
+    """
+    from arena_traces.formats.event_log import ARENA_LOG
+
+    measured = [
+        (one, one.job.duration_s)
+        for one in first.scenario.jobs
+        if one.spec.command is None and one.job.duration_s and one.job.outcome is not TraceOutcome.RUNNING
+    ]
+    if inputs.trace.source.format_name != ARENA_LOG.name or not measured:
+        return ""
+    then_gpu_s = inputs.options.steps * sum(one.job.gpu_count * ran_s for one, ran_s in measured)
+    now_gpu_s = sum(one.gpu_count * one.alone_s for one, _ in measured)
+    source = "the planner" if inputs.table is None else "the table"
+    return (
+        f"its {format_count(len(measured), 'training job')} that ended trained for "
+        f"{hours_text(then_gpu_s / HOUR_S)} GPU-hours; replayed at the speed of {source}, the same steps take "
+        f"{hours_text(now_gpu_s / HOUR_S)} on what they ask for"
+    )
 
 
 def _types_text(inputs: Inputs) -> str:

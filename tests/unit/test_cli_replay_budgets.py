@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from arena.domain.job import JobSpec
-from arena.domain.records import JobState
+from arena.domain.records import JobState, Progress
 from arena_traces.formats.log_writing import log_job, log_lines
 from tests.builders import command_spec, job_record, logged_attempt
 from tests.fakes.command_line import Arena
@@ -72,3 +72,25 @@ def test_in_a_log_that_does_not_say_only_programs_start_as_they_did(arena: Arena
     (folder / "steps.csv").write_text("workload,global_batch,group,step_time_s\nnet__1B,8,cpu 1,7\n")
     figures = replayed(arena, folder, "--grids", folder / "steps.csv")["fcfs"]
     assert figures["gpu_hours"] * 3600 == pytest.approx((RAN_S + START_S) + (10 * 7 + 60))
+
+
+def test_training_that_is_planned_anew_is_told_beside_what_it_took_there(arena: Arena, folder: Path) -> None:
+    workload = {"name": "net__1B", "global_batch": 8}
+    spec = JobSpec.model_validate({"name": "net", "workload": workload, "stop": {"steps": 360}})
+    done = job_record("net", spec, state=JobState.SUCCEEDED, progress=Progress(step=360))
+    unfinished = job_record("more", spec, state=JobState.RUNNING, progress=Progress(step=36))
+    attempts = [
+        logged_attempt(name, counts=(2,), from_s=20.0, to_s=to_s) for name, to_s in (("net", 740.0), ("more", None))
+    ]
+    jobs = [ran("one"), log_job(done, spec, attempts[:1]), log_job(unfinished, spec, attempts[1:])]
+    (folder / "log.jsonl").write_text("".join(log_lines(jobs, exported_at_s=10_000.0)))
+    (folder / "steps.csv").write_text("workload,global_batch,group,step_time_s\nnet__1B,8,cpu 1+1,10\n")
+    command = ("replay", folder / "log.jsonl", "--cluster", folder / "cluster.yaml", "--grids", folder / "steps.csv")
+    said = (
+        "log         its 1 training job that ended trained for {} GPU-hours; replayed at the speed of the table, the "
+        "same steps take {} on what they ask for\n"
+    )
+    assert said.format("0.4", "2") in arena(*command).out
+    assert said.format("0.2", "1") in arena(*command, "--steps", 0.5).out
+    (folder / "programs.jsonl").write_text("".join(log_lines([ran("one")], exported_at_s=10_000.0)))
+    assert "\nlog  " not in arena("replay", folder / "programs.jsonl", "--cluster", folder / "cluster.yaml").out
