@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from arena.cli import words
@@ -9,6 +11,10 @@ from arena.cli.app import App, command
 from arena.cli.find import find_job_id
 from arena.cli.quoting import escaped
 from arena.domain.records import EntryKind, HistoryEntry
+from arena.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from arena.client import ArenaClient
 
 
 @command(short_help="What happened.")
@@ -37,6 +43,8 @@ def events(
     """
     complete = everything or kinds or app.out.json_mode
     with app.client() as client:
+        if node_id is not None:
+            _check_node(client, node_id)
         entries = client.stream_events(
             after_index=after,
             job_id=find_job_id(client, job_id, tell=app.note) if job_id else None,
@@ -50,6 +58,18 @@ def events(
                 app.out.json_line(entry)
             else:
                 app.out.sentence(_line(entry), hanging=8)
+
+
+def _check_node(client: ArenaClient, node_id: str) -> None:
+    """Refuse a node that nobody knows; one that the scheduler has forgotten may still be in the history.
+
+    Raises:
+        NotFoundError: It never was there.
+    """
+    if any(node.node_id == node_id for node in client.nodes()):
+        return
+    if next(client.stream_events(node_id=node_id), None) is None:
+        raise NotFoundError(f"there is no node {node_id}", fix="see `arena nodes`", details={"node_id": node_id})
 
 
 def _line(entry: HistoryEntry) -> str:

@@ -150,3 +150,13 @@ def test_a_job_that_gets_there_with_the_last_of_the_time_is_there(
 
     monkeypatch.setattr(ArenaClient, "stream_events", until_time_is_up)
     assert arena("wait", "big", "--timeout", "8").code == 0
+
+
+def test_a_node_that_never_was_there_has_no_events_that_one_could_wait_for(arena: Arena, fake: FakeScheduler) -> None:
+    for argv in (["--node", "nope"], ["--node", "nope", "-f"], ["big", "--node", "nope", "--json"]):
+        done = arena("events", *argv)
+        assert (done.code, done.out) == (5, "")
+        assert "there is no node nope" in done.err
+    assert arena("events", "--node", "n1").code == 0
+    fake.append(HistoryEntry(index=1, at_s=0.0, kind=EntryKind.NODE_STATE, message="lost", node_id="gone"))
+    assert "lost" in arena("events", "--node", "gone").out, "the scheduler may have forgotten it"
