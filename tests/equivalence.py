@@ -15,9 +15,9 @@ from arena.domain.capability import Feature, features_of, unsupported
 from arena.domain.job import ModelFamily
 from arena.domain.launch import Finished, Ready
 from arena.domain.parallel import ParallelPlan, parse_plan
-from arena_agent.worker.checkpoint import read_whole
 from tests.covering_plans import GLOBAL_BATCH, LAYERS, Case, job, train
 from tests.fakes.rank_launcher import Attempt, RankLauncher
+from tests.whole_checkpoints import read_whole
 
 STEPS = 3
 RECORDED = "tests.fakes.worker_targets:run_recorded"

@@ -42,11 +42,6 @@ class WarmLauncher:
         self._is_broken = False
         self._turn = asyncio.Lock()
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether the last launcher did not come up."""
-        return self._is_broken
-
     async def run(self) -> None:
         """Start the launcher, and again whenever it dies, with growing pauses while it does not come up."""
         failure_count = 0

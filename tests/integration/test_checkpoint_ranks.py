@@ -18,9 +18,9 @@ from arena_agent.checkpoints.disk import LocalDisk
 from arena_agent.checkpoints.fence import Fence, FencedError
 from arena_agent.checkpoints.manifest import CheckpointError
 from arena_agent.worker.agreement import Ranks
-from arena_agent.worker.checkpoint import read_whole
 from tests.fakes.checkpoint_places import FINGERPRINT, SHAPES, require_state, value_at
 from tests.fakes.checkpoint_ranks import RankState, StuckDisk, run_ranks, start_ranks
+from tests.whole_checkpoints import read_whole
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ import pytest
 from arena.domain.job import JobSpec
 from arena.domain.launch import CheckpointSaved, Finished, Ready, Stopped
 from arena.domain.parallel import ParallelPlan, parse_plan
-from arena_agent.worker.checkpoint import read_whole
 from tests.equivalence import RECORDED, drift, state_digests
 from tests.fakes.rank_launcher import Attempt, RankLauncher, make_launch
 from tests.fakes.recorded_samples import samples_by_step
 from tests.fakes.worker_targets import digest
+from tests.whole_checkpoints import read_whole
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from arena.domain.parallel import ParallelPlan, parse_plan
 from arena.domain.parameters import Parameter, parameters_of
 from arena_agent.worker.groups import Groups
 from arena_agent.worker.optimizer import initialise
-from arena_agent.worker.placement import Placement
+from arena_agent.worker.placement import Coordinate, Placement
 from arena_agent.worker.units import Run, Unit, UnitBuilder, runs_of
 from arena_agent.worker.weights import initial_weight
 from tests.property.layout_strategies import LAYERS, layouts
@@ -43,6 +43,14 @@ def uses_of(placement: Placement, parameter: Parameter) -> set[tuple[int, int]]:
     return {(stage, replica) for stage, replica in places if replica % plan.expert_parallel == owner}
 
 
+def rows_of(placement: Placement, parameter: Parameter, at: Coordinate) -> range:
+    """Return the rows of a parameter that a rank holds, from the plan alone."""
+    if (at.stage, at.replica) not in uses_of(placement, parameter):
+        return range(0)
+    rows = parameter.shape[0]
+    return range(rows * at.tp_index // at.tp, rows * (at.tp_index + 1) // at.tp) if parameter.is_split else range(rows)
+
+
 @settings(deadline=None)
 @given(layout=layouts())
 def test_each_replica_that_uses_a_parameter_holds_each_of_its_rows(layout: Layout) -> None:
@@ -50,7 +58,7 @@ def test_each_replica_that_uses_a_parameter_holds_each_of_its_rows(layout: Layou
     placement = placed(layout)
     held: dict[str, Counter[tuple[int, int, int]]] = defaultdict(Counter)
     for at in placement.ranks:
-        for one in placement.held_by(at.rank):
+        for one in placement.shares(at.rank):
             held[one.parameter.name].update((at.stage, at.replica, row) for row in range(one.start, one.stop))
     for parameter in parameters_of(placement.spec):
         copies = {
@@ -65,17 +73,12 @@ def test_each_replica_that_uses_a_parameter_holds_each_of_its_rows(layout: Layou
 @given(layout=layouts())
 def test_cuts_are_all_rows_in_order_each_with_exactly_its_holders(layout: Layout) -> None:
     placement = placed(layout)
-    holders = {(rank.rank, one.parameter.name): one for rank in placement.ranks for one in placement.held_by(rank.rank)}
     for parameter in parameters_of(placement.spec):
         cuts = placement.cuts(parameter)
+        held = {at.rank: rows_of(placement, parameter, at) for at in placement.ranks}
         assert [row for start, stop, _ in cuts for row in range(start, stop)] == list(range(parameter.shape[0]))
         for start, stop, ranks in cuts:
-            having = [
-                rank.rank
-                for rank in placement.ranks
-                if (one := holders.get((rank.rank, parameter.name))) and one.start <= start and stop <= one.stop
-            ]
-            assert list(ranks) == having
+            assert list(ranks) == [rank for rank, rows in held.items() if rows.start <= start and stop <= rows.stop]
             assert ranks in placement.sharer_sets
 
 
@@ -93,7 +96,11 @@ def test_sharers_agree_on_what_they_share_and_in_which_order(layout: Layout) -> 
         assert all(other == lists[0] for other in lists)
     for rank, own in shares.items():
         assert all(rank in ranks for *_, ranks in own)
-        held = {(one.parameter.name, row) for one in placement.held_by(rank) for row in range(one.start, one.stop)}
+        held = {
+            (parameter.name, row)
+            for parameter in parameters_of(placement.spec)
+            for row in rows_of(placement, parameter, placement.ranks[rank])
+        }
         assert held == {(name, row) for name, start, stop, _ in own for row in range(start, stop)}
 
 

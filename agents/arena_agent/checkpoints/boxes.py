@@ -134,11 +134,6 @@ class CoverageFault:
                 return f"{self.missing_count} elements are missing"
 
 
-def covers_exactly(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Return whether boxes hold every element of a tensor exactly once."""
-    return coverage_fault(shape, boxes) is None
-
-
 def coverage_fault(shape: Sequence[int], boxes: Sequence[Box]) -> CoverageFault | None:
     """Return why boxes do not hold every element of a tensor exactly once, None when they do.
 

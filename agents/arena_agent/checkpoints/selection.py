@@ -70,8 +70,3 @@ def examine(directory: Path) -> tuple[str, Manifest | None]:
     except OSError as error:
         return f"{directory.name}: {error}", None
     return "", manifest
-
-
-def complete_names(root: Path) -> list[str]:
-    """Return the names of checkpoints whose manifest and sizes are right, newest first."""
-    return [name for name in step_directories(root) if examine(root / name)[1] is not None]

@@ -26,7 +26,6 @@ from arena_agent.checkpoints.files import RankIndex, Reader, write_rank_file
 from arena_agent.checkpoints.manifest import (
     CheckpointError,
     Manifest,
-    read_manifest,
     require_equal,
     require_names,
     step_name,
@@ -237,19 +236,6 @@ class CheckpointStore:
         failures = [found for found in self.ranks.gathered(failure) if found is not None]
         if failures:
             raise failure or failures[0]
-
-
-def read_whole(directory: Path, *, prefix: str = "") -> dict[str, Tensor]:
-    """Read a checkpoint's logical tensors, whole, in one process.
-
-    Args:
-        directory: The checkpoint.
-        prefix: Only tensors whose name starts so.
-    """
-    manifest = read_manifest(directory)
-    reader = Reader(directory, manifest)
-    names = [name for name in sorted(manifest.tensors) if name.startswith(prefix)]
-    return {name: torch.from_numpy(reader.whole(name)) for name in names}
 
 
 def _fill(directory: Path, manifest: Manifest, pieces: Sequence[StatePiece]) -> None:

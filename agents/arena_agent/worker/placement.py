@@ -30,20 +30,6 @@ class Coordinate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The rows ``[start, stop)`` of a parameter's first dimension that a rank holds."""
-
-    parameter: Parameter
-    start: int
-    stop: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the part."""
-        return (self.stop - self.start, *self.parameter.shape[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Rows of a parameter that the same ranks hold.
 
@@ -133,15 +119,6 @@ class Placement:
     def rank_of(self, stage: int, replica: int, tp_index: int) -> int:
         """Return the rank at a place."""
         return self._rank_by_place[stage, replica, tp_index]
-
-    def held_by(self, rank: int) -> tuple[Held, ...]:
-        """Return what a rank holds, in model order."""
-        return tuple(
-            Held(parameter=parameter, start=start, stop=stop)
-            for parameter in parameters_of(self.spec)
-            for holder, start, stop in self._holders[parameter.name]
-            if holder == rank
-        )
 
     def chunk_of(self, place: Place, rank: int) -> int:
         """Return the chunk in which a rank uses what stands at a place of the model."""
