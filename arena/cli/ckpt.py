@@ -17,6 +17,7 @@ from arena.cli.app import App, SectionedGroup, command, flags_of, shared_options
 from arena.cli.find import find_job
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
+from arena.cli.whole_files import require_folder
 from arena.errors import NotFoundError, ResourceExhaustedError, UserError
 from arena.units import format_bytes
 
@@ -183,6 +184,7 @@ def export(app: App, path: str, output: str) -> None:
     from arena_agent.checkpoints.export import description_path, export_to
 
     checkpoint, target = _newest(_directory(app, path)), Path(output)
+    require_folder(target)
     with _disk_errors(target):
         export_to(checkpoint, target)
         size_bytes = target.stat().st_size
@@ -219,6 +221,15 @@ def _directory(app: App, path: str) -> Path:
         base = job.spec.checkpoint.dir if job.spec else None
         if base is None and job.spec is not None:
             base = client.status(job_count_max=1).checkpoint_root
+    directory = Path(base or "") / job.job_id
+    if base and directory.is_dir():
+        return directory
+    if job.spec is not None and job.spec.command is not None:
+        raise NotFoundError(
+            f"job {job.job_id} is a program, and keeps no checkpoints of Arena's",
+            why="what it saves, and where, it knows itself",
+            fix="only `train` jobs have checkpoints to list, verify, prune and export",
+        )
     if not base:
         raise UserError(
             f"job {job.job_id} does not say where its checkpoints are",
@@ -227,10 +238,7 @@ def _directory(app: App, path: str) -> Path:
             else "its specification is not yours to see",
             fix=f"give the directory: CHECKPOINT_ROOT/{job.job_id}",
         )
-    directory = Path(base) / job.job_id
-    if not directory.is_dir():
-        raise NotFoundError(f"{str(directory)!r}, the place of job {job.job_id}, is not a directory on this machine")
-    return directory
+    raise NotFoundError(f"{str(directory)!r}, the place of job {job.job_id}, is not a directory on this machine")
 
 
 def _steps(directory: Path) -> list[Path]:

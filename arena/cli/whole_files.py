@@ -22,8 +22,9 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, fix: str) -> None:
 
     Raises:
         ResourceExhaustedError: The disk is full.
-        UserError: It cannot be written.
+        UserError: It cannot be written, e.g. as there is no directory for it.
     """
+    require_folder(path)
     if path.exists() and not path.is_file():
         aside = path
     else:
@@ -41,6 +42,18 @@ def write_whole(path: Path, data: bytes | Iterable[bytes], *, fix: str) -> None:
         if isinstance(error, OSError):
             raise writing_error(path, error, fix=fix) from error
         raise
+
+
+def require_folder(path: Path) -> None:
+    """Refuse a file whose directory is not there: it is more often mistyped than meant to be made.
+
+    Raises:
+        UserError: There is none.
+    """
+    if not path.parent.is_dir():
+        raise UserError(
+            f"cannot write {path}", why=f"there is no directory {path.parent}", fix="make it, or name another"
+        )
 
 
 def writing_error(path: Path, error: OSError, *, fix: str) -> ArenaError:

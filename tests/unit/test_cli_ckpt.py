@@ -22,7 +22,7 @@ from arena_agent.checkpoints.boxes import whole_box
 from arena_agent.checkpoints.fence import Fence
 from arena_agent.checkpoints.files import write_rank_file
 from arena_agent.checkpoints.manifest import Manifest, expected_tensors
-from tests.builders import job_record, train_spec
+from tests.builders import command_spec, job_record, train_spec
 from tests.fakes.checkpoint_places import SHAPES, manifest_of, place_at, save, value_at
 from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
@@ -167,6 +167,7 @@ def save_model(root: Path) -> tuple[ModelSpec, Manifest]:
 def test_an_exported_model_is_whole_and_as_torch_has_it(arena: Arena, tmp_path: Path) -> None:
     spec, _ = save_model(tmp_path / "place")
     target = tmp_path / "out" / "mine.safetensors"
+    target.parent.mkdir()
     done = arena("ckpt", "export", tmp_path / "place" / "step-00000003", "-o", target, "--json")
     assert done.document["size_bytes"] == target.stat().st_size
     found = load_file(target)
@@ -226,6 +227,13 @@ def test_an_export_of_the_working_directory_goes_elsewhere(
     assert arena("ckpt", "export", ".", "-o", name).code == 4
     assert arena("ckpt", "verify", ".").out == "mine: sound\n"
     assert arena("ckpt", "export", ".", "-o", "../m.safetensors").out.startswith("mine -> ")
+
+
+def test_an_export_makes_no_directory_that_nobody_asked_for(arena: Arena, root: Path, tmp_path: Path) -> None:
+    done = arena("ckpt", "export", root, "-o", tmp_path / "nowhere" / "m.safetensors")
+    assert done.code == 4
+    assert f"there is no directory {tmp_path / 'nowhere'}" in done.err
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_an_export_leaves_the_fence_alone(arena: Arena, root: Path) -> None:
@@ -307,6 +315,21 @@ def test_a_job_that_names_no_place_has_its_checkpoints_at_the_schedulers(
         done = arena("ckpt", "list", "mine")
     assert done.code == 4
     assert "CHECKPOINT_ROOT/j-1" in done.err
+
+
+@pytest.mark.parametrize("checkpoint_root", ["", "/nowhere"])
+def test_a_program_is_said_to_keep_no_checkpoints(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoint_root: str
+) -> None:
+    with FakeScheduler() as fake:
+        fake.status = replace(STATUS, checkpoint_root=checkpoint_root)
+        monkeypatch.setenv("ARENA_SCHEDULER", fake.address)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        fake.add_job(job_record("j-1", command_spec("mine")))
+        done = arena("ckpt", "list", "mine")
+    assert done.code == 5
+    assert "job j-1 is a program, and keeps no checkpoints of Arena's" in done.err
 
 
 def test_no_torch_is_needed(root: Path, tmp_path: Path) -> None:

@@ -74,6 +74,12 @@ def test_a_log_that_breaks_off_is_not_written(arena: Arena, fake: FakeScheduler,
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
+def test_a_log_whose_directory_is_missing_is_refused_by_that_name(arena: Arena, tmp_path: Path) -> None:
+    done = arena("export", "--out", tmp_path / "nowhere" / "log.jsonl")
+    assert (done.code, list(tmp_path.iterdir())) == (4, [])
+    assert f"there is no directory {tmp_path / 'nowhere'}" in done.err
+
+
 def test_a_full_disk_leaves_no_half_log(arena: Arena, tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))

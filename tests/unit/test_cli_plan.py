@@ -360,7 +360,7 @@ def test_every_node_shape_and_every_breakdown(arena: Arena) -> None:
         (["--set", "train.model.heads=5"], 4, "hidden (768) must be a multiple of heads (5)"),
         (["--set", "train.model.heads"], 4, "--set train.model.heads has no value"),
         (["--set", "parallel.plan=dp2", "--gpus", "4"], 4, "the job pins plan 'dp2', which has its own size"),
-        (["--png", "nowhere/x.png"], 4, "cannot write nowhere/x.png: No such file or directory"),
+        (["--png", "nowhere/x.png"], 4, "cannot write nowhere/x.png: there is no directory nowhere"),
     ],
 )
 def test_a_wrong_command_line_says_what_would_do(arena: Arena, argv: list[str], code: int, said: str) -> None:
