@@ -23,6 +23,9 @@ from arena.units import format_count
 if TYPE_CHECKING:
     from arena.client import JobDetail
 
+_SAY_IT_ALL = frozenset({"config", "data"})
+"""Codes of worker errors that are the user's to mend, and say how: a file that is missing, training that diverged."""
+
 _STATES = click.Choice([state.value for state in JobState])
 
 
@@ -70,17 +73,18 @@ def _row(job: JobView) -> tuple[str, ...]:
 def job(app: App, job_id: str) -> None:
     """Show one job: plan, placement, progress, attempts and why each change.
 
-    JOB is an id, the beginning of one, or a name.
+    JOB is an id, the beginning of one, or a name. Of a failed attempt it shows the last lines of its output, unless its
+    error says what the job's user has to change; -v shows them always, and `arena logs` the whole output.
     """
     with app.client() as client:
         detail = find_job(client, job_id, explain=True, tell=app.note)
     if app.out.json_mode:
         app.out.document(job=detail.job, attempts=detail.attempts, explanation=detail.explanation)
     else:
-        _write_job(app.out, detail)
+        _write_job(app.out, detail, verbose=app.flags.verbose)
 
 
-def _write_job(out: Output, detail: JobDetail) -> None:
+def _write_job(out: Output, detail: JobDetail, *, verbose: bool) -> None:
     told = [  # `arena why` compares the others
         one for one in said_of(detail.job, detail.explanation) if one.reason.code is not ReasonCode.NEXT_BEST
     ]
@@ -91,7 +95,7 @@ def _write_job(out: Output, detail: JobDetail) -> None:
         columns = ("ATTEMPT", "STATE", "GROUP", "PLAN", "ON", "STEPS", "LAUNCHED", "TO READY", "SAVE", "WHY")
         out.table(columns, [_attempt_row(attempt) for attempt in detail.attempts], right=("TO READY", "SAVE"))
         for attempt in detail.attempts:
-            _write_failures(out, attempt)
+            _write_failures(out, attempt, has_tails=verbose)
 
 
 def _why_text(detail: JobDetail, told: Sequence[Said]) -> str:
@@ -255,12 +259,20 @@ def _steps_text(attempt: AttemptView) -> str:
     return f"{attempt.resumed_step}..{attempt.last_step}"
 
 
-def _write_failures(out: Output, attempt: AttemptView) -> None:
+def _write_failures(out: Output, attempt: AttemptView, *, has_tails: bool) -> None:
+    """Write how the shares of an attempt failed.
+
+    Args:
+        has_tails: Whether the last lines of a rank's output are shown also where its error says everything: they are
+            then a traceback of our own files.
+    """
     for end in attempt.ends:
         if end.kind not in {EndKind.FAILED, EndKind.LAUNCH_FAILED, EndKind.LOST}:
             continue
         out.line()
         said = escaped(end.message) or end.kind.value
         out.sentence(f"{quoted(attempt.attempt_id)} on {quoted(end.node_id)}: {said}", style="red")
+        if end.error_code in _SAY_IT_ALL and not has_tails:
+            continue
         for line in end.log_tail.splitlines():
             out.line(f"    {escaped(line, keep=chr(9))}")
