@@ -31,7 +31,7 @@ from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
 from arena.engine.entries import Entries, Entry, entry
-from arena.engine.ports import Step
+from arena.engine.ports import RestartCost, Step
 from arena.engine.state import ClusterState, pool_of, wants_devices
 from arena.errors import InternalError
 from arena.policies.base import Decision, Holding
@@ -49,6 +49,7 @@ class Draft:
         self.config = config
         self.decision: Decision | None = None
         self._event = event
+        self._before = state
         # A private copy, changed in place until the step is finished: a new one for each change took most of the time.
         self.state = thaw(state)
         self._open: Any = self.state
@@ -345,9 +346,16 @@ class Draft:
             nodes=tuple(self._nodes.values()) if self._nodes else (),
             forgotten_nodes=self._forgotten_nodes,
             history=history,
+            restart_cost=self._new_restart_cost(),
             decision=self.decision,
             decision_index=self.state.decision_index,
         )
+
+    def _new_restart_cost(self) -> RestartCost | None:
+        state, before = self.state, self._before
+        if state.restart_s == before.restart_s and state.restart_sample_count == before.restart_sample_count:
+            return None
+        return RestartCost(mean_s=state.restart_s, sample_count=state.restart_sample_count)
 
 
 def _told_of_job_state(job: JobRecord, before: JobState) -> Entry:

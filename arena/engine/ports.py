@@ -1,4 +1,4 @@
-"""What the engine's drivers provide, as protocols: clock, world, store. Pure: no I/O, no clock.
+"""What the engine's drivers provide, as protocols: world, store. Pure: no I/O, no clock.
 
 A driver (live service or simulator) feeds events to the engine, makes each batch of steps durable through its store,
 and only then hands the commands to its world.
@@ -22,20 +22,24 @@ from arena.domain.replacing import quickly_made
 from arena.policies.base import Decision
 
 
-class Clock(Protocol):
-    """Seconds that never jump: wall time at the start of the process plus monotonic time since."""
-
-    def now_s(self) -> float:
-        """Return the present instant."""
-        ...
-
-
 class World(Protocol):
     """Carries commands to agents and to the planner; the answers come back as events."""
 
     def send(self, command: Command) -> None:
         """Start carrying out a command; never blocks. A command to an absent node is dropped."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartCost:
+    """What restarts (save, stop, start, load) have been measured to cost.
+
+    Args:
+        sample_count: How many of them ``mean_s`` weighs as; at least 1.
+    """
+
+    mean_s: float
+    sample_count: int
 
 
 @quickly_made
@@ -50,6 +54,7 @@ class Step:
         jobs, attempts, nodes: New or changed records, each in its final form of this step.
         forgotten_nodes: Nodes whose records are to be dropped.
         history: New history entries.
+        restart_cost: What is known of it now, if another restart was measured.
         decision: The policy's answer, if it was asked; ``decision_index`` is the number of the latest one.
     """
 
@@ -61,6 +66,7 @@ class Step:
     nodes: tuple[NodeRecord, ...] = ()
     forgotten_nodes: tuple[NodeId, ...] = ()
     history: Sequence[HistoryEntry] = ()
+    restart_cost: RestartCost | None = None
     decision: Decision | None = None
     decision_index: int = 0
 
@@ -78,6 +84,7 @@ class Restored:
         decision_index: Index of the last decision.
         last_at_s: Greatest instant on record; the clock must not fall behind it.
         lengths: What jobs that ended have taught about lengths.
+        restart_cost: What restarts were measured to cost, None if none was.
     """
 
     jobs: tuple[JobRecord, ...] = ()
@@ -88,6 +95,7 @@ class Restored:
     decision_index: int = 0
     last_at_s: float = 0.0
     lengths: LengthHistory = field(default_factory=LengthHistory)
+    restart_cost: RestartCost | None = None
 
 
 class Store(Protocol):

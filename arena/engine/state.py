@@ -18,7 +18,7 @@ from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, JobRecord, JobState, NodeRecord, Wish
 from arena.domain.struck import without
-from arena.engine.ports import Restored
+from arena.engine.ports import RestartCost, Restored
 from arena.engine.queue import JobQueue
 from arena.policies.base import Holding
 from arena.policies.capacity import Capacity, Pool
@@ -139,7 +139,11 @@ def _waits_for_devices(state: ClusterState, job: JobRecord) -> Reason:
 
 
 def restored_state(restored: Restored, restart_s: float) -> ClusterState:
-    """Return the state after a restart, before the derived indexes of nodes and jobs are filled (see ``Draft``)."""
+    """Return the state after a restart, before the derived indexes of nodes and jobs are filled (see ``Draft``).
+
+    Args:
+        restart_s: Cost of a reconfiguration, assumed if none was measured before.
+    """
     holders = {
         device: attempt.attempt_id
         for attempt in restored.attempts
@@ -155,6 +159,7 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
     }
     nodes = {node.node_id: node for node in restored.nodes}
     struck = {job.job_id: job.struck for job in restored.jobs}
+    cost = restored.restart_cost or RestartCost(mean_s=restart_s, sample_count=0)
     return ClusterState(
         jobs=Map({job.job_id: job for job in restored.jobs}),
         attempts=Map({attempt.attempt_id: attempt for attempt in restored.attempts}),
@@ -168,5 +173,6 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
         history_index=restored.history_index,
         decision_index=restored.decision_index,
         lengths=restored.lengths,
-        restart_s=restart_s,
+        restart_s=cost.mean_s,
+        restart_sample_count=cost.sample_count,
     )

@@ -12,7 +12,7 @@ from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
-from arena.engine.ports import Restored, Step
+from arena.engine.ports import RestartCost, Restored, Step
 from arena.errors import ArenaError, InternalError
 from arena.policies.base import Decision
 from arena_scheduler.reading import Dropped, DroppedBatch, HistoryQuery, JobCursor, JobPage, JobQuery, number_of
@@ -35,6 +35,7 @@ class MemoryStore:
         self._decisions: list[tuple[float, Decision]] = []
         self._dropped = Dropped(identity=self.identity)
         self._leapt_at_s = 0.0
+        self._restart_cost: RestartCost | None = None
 
     @property
     def reader(self) -> MemoryStore:
@@ -65,6 +66,7 @@ class MemoryStore:
             for node_id in step.forgotten_nodes:
                 self._nodes.pop(node_id, None)
             self._history.extend(step.history)
+            self._restart_cost = step.restart_cost or self._restart_cost
             if step.decision is not None:
                 self._decisions.append((step.at_s, step.decision))
             self.inputs_logged.append((step.at_s, step.event))
@@ -84,6 +86,7 @@ class MemoryStore:
             decision_index=len(self._decisions),
             last_at_s=max((at_s for at_s, _ in self.inputs_logged), default=0.0),
             lengths=LengthHistory.of(self._jobs.values()),
+            restart_cost=self._restart_cost,
         )
 
     def last_job_number(self) -> int:

@@ -9,6 +9,19 @@ from arena.domain.history import LengthHistory
 from arena.domain.records import JobRecord
 from arena.engine.ports import Restored, Step
 
+FORGOTTEN = frozenset(
+    {
+        "decided_at_s",
+        "decision_due",
+        "due_since_s",
+        "look_again_at_s",
+        "reasons",
+        "rest",
+        "shape_dirty_at_s",
+    }
+)
+"""What of a state ends with its process: what the latest decision said, and what made another one due."""
+
 
 def inputs_of(steps: Iterable[Step]) -> Iterator[tuple[float, Event]]:
     """Yield the log of inputs, from which a run can be replayed."""
@@ -21,6 +34,7 @@ def restored_from(steps: Iterable[Step]) -> Restored:
     attempts, nodes, grids = {}, {}, {}
     history_index = decision_index = 0
     last_at_s = 0.0
+    restart_cost = None
     for step in steps:
         jobs.update({job.job_id: job for job in step.jobs})
         attempts.update({attempt.attempt_id: attempt for attempt in step.attempts})
@@ -32,6 +46,7 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         history_index = max([history_index, *(entry.index for entry in step.history)])
         decision_index = max(decision_index, step.decision_index)
         last_at_s = step.at_s
+        restart_cost = step.restart_cost or restart_cost
     live_jobs = {name: job for name, job in jobs.items() if not job.state.is_terminal}
     return Restored(
         jobs=tuple(live_jobs.values()),
@@ -42,4 +57,5 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         decision_index=decision_index,
         last_at_s=last_at_s,
         lengths=LengthHistory.of(jobs.values()),
+        restart_cost=restart_cost,
     )

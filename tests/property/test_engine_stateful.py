@@ -44,21 +44,9 @@ from arena.engine.state import ClusterState
 from arena.policies.registry import make_policy
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
-from tests.fakes.restarts import restored_from
+from tests.fakes.restarts import FORGOTTEN, restored_from
 
 NODES = ("n1", "n2", "n3")
-FORGOTTEN = frozenset(
-    {
-        "decided_at_s",
-        "decision_due",
-        "due_since_s",
-        "look_again_at_s",
-        "reasons",
-        "rest",
-        "shape_dirty_at_s",
-    }
-)
-"""What of a state ends with its process: what the latest decision said, and what made another one due."""
 WITHIN_S = st.sampled_from([None, None, 0.0, 0.5, 20.0, 90.0, 5000.0])
 ENDS = st.sampled_from([EndKind.FAILED, EndKind.KILLED, EndKind.STOPPED, EndKind.LAUNCH_FAILED, EndKind.FINISHED])
 

@@ -12,6 +12,7 @@ from arena.domain.cluster import ClusterShape
 from arena.domain.events import EVENT_JSON, Event, GridBuilt
 from arena.domain.grid import Grid
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
+from arena.engine.ports import RestartCost
 from arena.policies.base import Decision
 
 JOB_JSON: TypeAdapter[JobRecord] = TypeAdapter(JobRecord)
@@ -21,6 +22,7 @@ GRID_JSON: TypeAdapter[Grid] = TypeAdapter(Grid)
 SHAPE_JSON: TypeAdapter[ClusterShape] = TypeAdapter(ClusterShape)
 HISTORY_JSON: TypeAdapter[HistoryEntry] = TypeAdapter(HistoryEntry)
 DECISION_JSON: TypeAdapter[Decision] = TypeAdapter(Decision)
+RESTART_COST_JSON: TypeAdapter[RestartCost] = TypeAdapter(RestartCost)
 
 DECISION_BYTES_MAX = 64 * 1024
 _EMPTY_GRID = Grid(cells=())

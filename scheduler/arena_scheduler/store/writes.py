@@ -41,6 +41,7 @@ from arena_scheduler.store.records import (
     HISTORY_JSON,
     JOB_JSON,
     NODE_JSON,
+    RESTART_COST_JSON,
     SHAPE_JSON,
     GridTexts,
     decision_text,
@@ -67,6 +68,8 @@ Row = dict[str, Any]
 _ID_LETTERS = "23456789abcdefghjkmnpqrstuvwxyz"  # none that look alike
 _ID_LENGTH = 4
 _PROBE_BYTES = 65_536
+RESTART_COST = "restart_cost"
+"""Under which what restarts were measured to cost stands in the table of single values."""
 TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
@@ -255,6 +258,9 @@ class SqliteStore:
 
     def _load(self, connection: Connection) -> Restored:
         warnings: list[str] = []
+        restart_costs = _parsed(
+            connection, select(META.c.key, META.c.value).where(META.c.key == RESTART_COST), RESTART_COST_JSON
+        )
         jobs = _parsed(connection, select(JOBS.c.job_id, JOBS.c.record).where(JOBS.c.state.not_in(TERMINAL)), JOB_JSON)
         attempts = _parsed(
             connection, select(ATTEMPTS.c.attempt_id, ATTEMPTS.c.record).where(ATTEMPTS.c.is_live == 1), ATTEMPT_JSON
@@ -263,6 +269,8 @@ class SqliteStore:
         ended = _parsed(connection, _LATEST_ENDS, JOB_JSON)
         for kind, (_, bad) in (("job", jobs), ("job", ended), ("attempt", attempts), ("node", nodes)):
             warnings += [f"the stored record of {kind} {key} cannot be read and is left alone" for key in bad]
+        if restart_costs[1]:
+            warnings.append("what restarts were measured to cost cannot be read and is measured anew")
         known = {job.job_id for job in jobs[0]}
         live = tuple(attempt for attempt in attempts[0] if attempt.job_id in known)
         self.warnings = tuple(warnings)
@@ -277,6 +285,7 @@ class SqliteStore:
             decision_index=connection.scalar(select(func.max(DECISIONS.c.seq))) or 0,
             last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
             lengths=LengthHistory.of(ended[0]),
+            restart_cost=next(iter(restart_costs[0]), None),
         )
 
 
@@ -336,6 +345,10 @@ class _Rows:
         self._decision_rows = [
             {"at_s": step.at_s, "decision": decision_text(step.decision)} for step in steps if step.decision is not None
         ]
+        costs = [step.restart_cost for step in steps if step.restart_cost is not None]
+        self._meta_rows = [
+            {"key": RESTART_COST, "value": RESTART_COST_JSON.dump_json(cost).decode()} for cost in costs[-1:]
+        ]
         self._grid_rows: dict[str, Row] = {}
         self._job_grid_rows: dict[str, Row] = {}
         self._input_rows = [self._input_row(grids, step) for step in steps]
@@ -364,6 +377,8 @@ class _Rows:
         _execute(connection, _PUT_INPUT, self._input_rows)
         _execute(connection, _PUT_HISTORY, self._history_rows)
         _execute(connection, _PUT_DECISION, self._decision_rows)
+        for row in self._meta_rows:
+            connection.execute(_PUT_META, row)
 
     def _write_holdings(self, connection: Connection) -> None:
         _execute(connection, _DROP_HOLDINGS, [{"held_by": attempt_id} for attempt_id in self._attempts])
