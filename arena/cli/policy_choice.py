@@ -10,6 +10,8 @@ import click
 from arena.errors import UserError
 
 DEFAULT_POLICY = "arena"
+MAY_STARVE = ("arena-greedy", "srtf", "tiresias")
+"""Policies under which a large job may wait for as long as smaller, or shorter, ones come; as they were published."""
 
 
 class _PolicyOption(click.Option):
@@ -18,7 +20,9 @@ class _PolicyOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         from arena.policies.registry import policy_names
 
-        self.help = f"Scheduling policy: {', '.join(policy_names())}."
+        *others, last = MAY_STARVE
+        starving = f"under {', '.join(others)} and {last} a large job may starve while small ones come"
+        self.help = f"Scheduling policy: {', '.join(policy_names())}; {starving}."
         return super().get_help_record(ctx)
 
 

@@ -108,7 +108,13 @@ def _scheduler_config(options: dict[str, Any]) -> SchedulerConfig:
 @click.option("--gpu-type", help="Catalog name of the GPUs.  [default: what the driver says]")
 @click.option("--zone", default="default", show_default=True, help="Where the node stands.")
 @click.option("--region", default="default", show_default=True, help="Which zones are near each other.")
-@click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, help="A label; may be repeated.")
+@click.option(
+    "--label",
+    "labels",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="A label, which `arena nodes --json` shows; jobs cannot ask for one. May be repeated.",
+)
 @click.option("--address", help="Where other nodes reach this one.  [default: towards the scheduler]")
 @click.option("--ports", metavar="LOW-HIGH", default="20000-29999", show_default=True, help="Rendezvous ports.")
 @click.option("--place", "places", type=_DIRECTORY, multiple=True, help="Checkpoint place; may be repeated.")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from arena.cli.main import run
+from arena.cli.policy_choice import MAY_STARVE
+from arena.policies.registry import policy_names
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +87,14 @@ def test_the_scheduler_takes_its_options_from_the_environment_too(
     monkeypatch.setenv("ARENA_SCHEDULER_HOST", "0.0.0.0")
     assert run(["scheduler"]) == 4
     assert "may not listen on 0.0.0.0" in capsys.readouterr().err
+
+
+def test_helps_warn_of_what_nobody_would_expect(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(MAY_STARVE) < set(policy_names())
+    for command, said in (
+        (["scheduler"], "under arena-greedy, srtf and tiresias a large job may starve"),
+        (["up"], "under arena-greedy, srtf and tiresias a large job may starve"),
+        (["agent"], "jobs cannot ask for one"),
+    ):
+        assert run([*command, "--help"]) == 0
+        assert said in " ".join(capsys.readouterr().out.split())
