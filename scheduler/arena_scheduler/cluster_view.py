@@ -23,7 +23,7 @@ from arena.rpc.views import GpuCounts, JobView, StatusView, job_view
 from arena_scheduler.access import Caller
 from arena_scheduler.doubts import for_good
 from arena_scheduler.job_views import as_asked, with_live_time
-from arena_scheduler.loop import Driver
+from arena_scheduler.loop import LONG_S, Driver
 from arena_scheduler.reading import Dropped
 from arena_scheduler.tenant_view import tenant_shares, warnings_of
 
@@ -166,6 +166,7 @@ class ClusterView:
                 *self._warnings,
                 *_skew_warnings(state),
                 *_address_warnings(state),
+                *_work_warnings(self._driver.at_work_s, self._policy),
                 *_going_warnings(state, self._now_s()),
                 *warnings_of(self.tenants, state),
             ),
@@ -281,3 +282,10 @@ def _is_loopback(address: str) -> bool:
         return ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def _work_warnings(at_work_s: float, policy: str) -> list[str]:
+    """Say that a decision takes long: what is shown is from before it."""
+    if at_work_s < LONG_S:
+        return []
+    return [f"a decision of the policy {policy} has taken {at_work_s:.0f} s so far: what is shown is from before it"]

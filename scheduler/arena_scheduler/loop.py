@@ -1,7 +1,8 @@
 """The live driver: takes events in batches, makes each batch durable in one transaction, then acts on it.
 
-The engine runs on the event loop, the commit in a single writer thread. While one batch is being synced the next
-one collects, so that many submits share one sync without any of them waiting for a timer.
+The engine works in one thread, the commit is made in another. While a batch is being decided about, what is asked is
+answered as of the last durable one, and agents are listened to, however long that takes. While one batch is being
+synced the next one collects, so that many submits share one sync without any of them waiting for a timer.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from arena.domain.events import Event, GridBuilt, GridFailed, NodeDisconnected, Tick
@@ -34,6 +36,26 @@ DROP_INTERVAL_S = 60.0
 DROP_AGAIN_S = 0.5
 """While much is to be dropped: most of the time is left to commits."""
 ROOM_INTERVAL_S = 60.0
+
+
+LISTEN_INTERVAL_S = 0.5
+"""While the engine is at work: how often it is noted that the process listens."""
+
+LONG_S = 10.0
+"""A batch that has taken the engine so long is told of, and again whenever that has doubled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handled:
+    """What the engine made of a batch.
+
+    Args:
+        left: Items that there was no time for.
+    """
+
+    done: list[tuple[Item, Step]]
+    failed: list[tuple[Item, ArenaError]]
+    left: Sequence[Item]
 
 
 class Brain(Protocol):
@@ -87,6 +109,8 @@ class Driver:
         self._drop_node = drop_node
         self._is_connected = is_connected
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-writer")
+        self._thinker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-engine")
+        self._at_work_since_s: float | None = None
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._keep_history_s = keep_history_s
@@ -115,6 +139,7 @@ class Driver:
             await self._drop_old()
             await self._keep_room()
         self._inbox.close(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
+        self._thinker.shutdown(wait=True)
         self._writer.shutdown(wait=True)
 
     def stop(self) -> None:
@@ -143,18 +168,41 @@ class Driver:
         self._tick_not_before_s = now_s + TICK_INTERVAL_S_MIN
         return True
 
+    @property
+    def at_work_s(self) -> float:
+        """For how long the engine has been at work on the batch in hand, 0 where it is not."""
+        return 0.0 if self._at_work_since_s is None else self._clock.now_s() - self._at_work_since_s
+
     async def _turn(self, items: Sequence[Item]) -> None:
         """Handle a batch, make it durable, act on it; or put the engine back."""
         saved = self._brain.state
-        handled = self._handle_all(items)
-        if not handled:
+        handled = await self._thought_of(items)
+        self._inbox.put_back(handled.left)
+        for item, error in handled.failed:
+            self._fail(item, error)
+        if not handled.done:
             return
-        error = await self._commit([step for _, step in handled])
-        if error is None:
-            self._after_commit(handled)
+        lost = await self._commit([step for _, step in handled.done])
+        if lost is None:
+            self._after_commit(handled.done)
         else:
             self._brain.state = saved
-            await self._on_commit_failed([item for item, _ in handled], error)
+            await self._on_commit_failed([item for item, _ in handled.done], lost)
+
+    async def _thought_of(self, items: Sequence[Item]) -> _Handled:
+        """Have the engine handle a batch in its thread; where that takes long, say so."""
+        self._at_work_since_s, told_s = self._clock.now_s(), LONG_S
+        work = asyncio.get_running_loop().run_in_executor(self._thinker, self._handle_all, items)
+        try:
+            while not (await asyncio.wait({work}, timeout=LISTEN_INTERVAL_S))[0]:
+                self._awake.beat()
+                if self.at_work_s >= told_s:
+                    kinds = ", ".join(sorted({item.event.kind for item in items}))
+                    _log.warning("the engine has been at work for %.0f s on %s", self.at_work_s, kinds)
+                    told_s *= 2.0
+            return work.result()
+        finally:
+            self._at_work_since_s = None
 
     async def _commit(self, steps: Sequence[Step]) -> ArenaError | None:
         """Make steps durable; return why they are not."""
@@ -167,31 +215,31 @@ class Driver:
             return InternalError("the store failed on a record", why=repr(error))
         return None
 
-    def _handle_all(self, items: Sequence[Item]) -> list[tuple[Item, Step]]:
-        """Handle items for a bounded time; those that are left go back to where they came from."""
+    def _handle_all(self, items: Sequence[Item]) -> _Handled:
+        """Handle items for a bounded time, in the engine's thread; nothing else may be touched here."""
         until_s = self._clock.now_s() + BATCH_S_MAX
-        handled = []
+        handled = _Handled(done=[], failed=[], left=())
         for index, item in enumerate(items):
-            step = self._handle(item)
-            if step is not None:
-                handled.append((item, step))
+            found = self._handle(item.event)
+            if isinstance(found, ArenaError):
+                handled.failed.append((item, found))
+            else:
+                handled.done.append((item, found))
             if self._clock.now_s() > until_s:
-                self._inbox.put_back(items[index + 1 :])
-                break
+                return replace(handled, left=items[index + 1 :])
         return handled
 
-    def _handle(self, item: Item) -> Step | None:
+    def _handle(self, event: Event) -> Step | ArenaError:
         saved = self._brain.state
         try:
-            return self._handle_event(item.event)
+            return self._handle_event(event)
         except ArenaError as error:
             self._brain.state = saved
-            self._fail(item, error)
+            return error
         except Exception as error:  # noqa: BLE001 - the outermost frame of one event
-            _log.exception("event %s failed", item.event)
+            _log.exception("event %s failed", event)
             self._brain.state = saved
-            self._fail(item, InternalError(f"handling {item.event.kind} failed", why=repr(error)))
-        return None
+            return InternalError(f"handling {event.kind} failed", why=repr(error))
 
     def _handle_event(self, event: Event) -> Step:
         now_s = self._clock.now_s()

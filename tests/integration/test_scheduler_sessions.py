@@ -373,7 +373,7 @@ async def test_the_logged_inputs_replay_to_the_same_history(tmp_path: Path) -> N
 
 
 async def test_two_hundred_followers_starve_neither_status_nor_heartbeats(tmp_path: Path) -> None:
-    async with cluster_of(quick_config(tmp_path)) as cluster:
+    async with cluster_of(quick_config(tmp_path, node_grace_s=15.0)) as cluster:
         agents = [await cluster.agent(node_info(f"n{index}")) for index in range(3)]
         clients = [cluster.client() for _ in range(20)]
         followers = [
