@@ -47,6 +47,8 @@ class ReasonCode(StrEnum):
     TIED = "tied"
     DISPLACES = "displaces"
     UNMOVABLE = "unmovable"
+    LEFT_ALONE = "left_alone"
+    OUT_OF_SERVICE = "out_of_service"
     KEPT = "kept"
     NEXT_BEST = "next_best"
     CHANGE_NOT_WORTH_IT = "change_not_worth_it"
@@ -131,7 +133,16 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.DISPLACES: (
         "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"
     ),
-    ReasonCode.UNMOVABLE: "the GPUs for {group} are with jobs that start, change or may not be stopped at present",
+    ReasonCode.UNMOVABLE: (
+        "GPUs that it could use are with jobs that start, change, end or may not be stopped at present: {jobs}"
+    ),
+    ReasonCode.LEFT_ALONE: (
+        "GPUs that it could use are with {job}, which was started again {count:.0f} times within an hour and is left "
+        "alone for {rest_s:.0f} s"
+    ),
+    ReasonCode.OUT_OF_SERVICE: (
+        "{out:.0f} of {total:.0f} {gpu_type} GPU{total:s} are out of service (drained, dirty or out of reach): {where}"
+    ),
     ReasonCode.KEPT: (
         "has {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
     ),

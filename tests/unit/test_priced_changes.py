@@ -15,7 +15,8 @@ from arena.domain.records import JobRecord, JobState, Progress
 from arena.errors import SpecError
 from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules, outlook
-from arena.policies.priced.market import MOVES_MAX, Tables, market_of
+from arena.policies.priced.market import Tables, market_of
+from arena.policies.priced.moves import MOVES_MAX
 from arena.policies.registry import make_policy
 from tests.builders import (
     allocation_on,

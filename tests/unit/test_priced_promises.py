@@ -36,7 +36,7 @@ def behind_one_without_end() -> Snapshot:
     ("snapshot", "code"),
     [
         (asking(nodes=0), ReasonCode.NO_NODES),
-        (asking(grid=scaling_grid("other", [(1,)])), ReasonCode.NO_FEASIBLE_PLAN),
+        (asking(grid=scaling_grid("other", [(1,)])), ReasonCode.INSUFFICIENT_GPUS),
         (asking(budget_usd=1.0), ReasonCode.BUDGET_TOO_SMALL),
         (asking(steps=None), ReasonCode.DEADLINE_UNKNOWN),
         (behind_one_without_end(), ReasonCode.DEADLINE_OPEN),

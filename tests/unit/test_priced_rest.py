@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from arena.domain.job import JobId
 from arena.policies.base import Snapshot
-from arena.policies.priced.market import MOVES_MAX, MOVES_S
+from arena.policies.priced.moves import MOVES_MAX, MOVES_S
 from arena.policies.registry import make_policy
 from tests.builders import allocation_on, chosen, holding_of, node_info, scaling_grid, snapshot_of, train_spec
 

@@ -11,7 +11,7 @@ from arena.domain.job import JobId
 from arena.domain.reason import ReasonCode
 from arena.domain.tenants import Guarantee
 from arena.policies.base import Decision, Snapshot
-from arena.policies.priced.market import MOVES_MAX, MOVES_S
+from arena.policies.priced.moves import MOVES_MAX, MOVES_S
 from arena.policies.priced.policy import PricedPolicy
 from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, snapshot_of, train_spec
 

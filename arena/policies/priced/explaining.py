@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
@@ -38,19 +39,25 @@ class Asked:
     usd_per_hour: Mapping[str, float] = field(default_factory=dict)
 
 
-def explained(market: Market, columns: Columns, answer: Answer, asked: Asked) -> tuple[Reason, ...]:
+def explained(
+    market: Market, columns: Columns, answer: Answer, asked: Asked, is_offer: NDArray[np.bool_]
+) -> tuple[Reason, ...]:
     """Return the reasons of one job; none of one that does not compete.
 
     Args:
         market: What the answer is about.
         columns: With the values that the answer was found for.
         answer: What everybody gets.
+        is_offer: Columns that find devices if others give way; what it has need not be among them.
     """
     at = next((at for at, contender in enumerate(market.contenders) if contender.job_id == asked.job_id), None)
     if at is None:
         return ()
     own, kept = np.flatnonzero(market.job == at), int(market.keeping[at])
-    ranked = own[np.argsort(-answer.priced.reduced[own], kind="stable")]
+    offered = own[is_offer[own]]
+    ranked = offered[np.argsort(-answer.priced.reduced[offered], kind="stable")]
+    if kept < 0 and not len(ranked):
+        return ()
     first, code = (int(ranked[0]), ReasonCode.OUTBID) if kept < 0 else (kept, ReasonCode.KEPT)
     others = list(islice(_told_apart(market, ranked.tolist(), first), NEXT_BEST_TOLD_MAX))
     told = [(first, code), *((column, ReasonCode.NEXT_BEST) for column in others if columns.value[column] > 0.0)]
@@ -143,10 +150,7 @@ def _displaced(market: Market, columns: Columns, answer: Answer, forced: Ints, e
         if best is None or loss < best[0]:
             best = loss, column, found.chosen
     if best is None:
-        short = np.flatnonzero(market.supply < columns.usage[int(forced[0])])
-        if len(short) and all(market.rows[row].kept_for or market.rows[row].is_lasting for row in short.tolist()):
-            return ()  # shares alone are in the way, which is told beside
-        return (reason(ReasonCode.UNMOVABLE, group=str(market.group(int(forced[0])))),)
+        return ()  # shares or deadlines are in the way, which is told beside
     loss, column, chosen = best
     names = _giving_way(market, answer.chosen, chosen, at)
     who = ", ".join(names[:DISPLACED_NAMED_MAX]) or "nobody"

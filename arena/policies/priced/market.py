@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -21,6 +21,7 @@ from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import Pool
 from arena.policies.length_estimates import JobKey
 from arena.policies.priced.columns import NONE, Floats, Ints
+from arena.policies.priced.moves import MOVES_MAX, MOVES_S, recent_moves, rested_among_s
 from arena.policies.priced.pace import paces
 from arena.policies.priced.roster import Roster, roster_of
 from arena.policies.priced.supply import supply_of
@@ -28,9 +29,6 @@ from arena.policies.priced.supply import supply_of
 TABLES_KEPT = 64
 """Tables of grids of former jobs that are kept besides as many as there are jobs."""
 SHAPES_REMEMBERED = 8
-MOVES_MAX = 4
-MOVES_S = 3_600.0
-"""No job is launched again more often than this in so long, but for a share or a block of time (see ``resting``)."""
 
 ROW_NAMES_MAX = 8
 HALVED_SIZE_MIN = 8
@@ -396,7 +394,7 @@ def _moves(roster: Roster, now_s: float) -> Ints:
     """Return how often each member has been launched again of late, as far as its record goes back."""
     found = np.zeros(len(roster.ids), dtype=np.intp)
     recent = np.flatnonzero(now_s - roster.facts["again_s"] < MOVES_S)
-    found[recent] = [_recent_moves(roster.members[at].record, now_s) for at in recent.tolist()]
+    found[recent] = [recent_moves(roster.members[at].record, now_s) for at in recent.tolist()]
     return found
 
 
@@ -429,21 +427,6 @@ def is_due(job: JobRecord, now_s: float) -> bool:
     """Tell whether a job has a deadline that has not passed."""
     deadline_s = job.spec.deadline_s
     return deadline_s is not None and job.submitted_at_s + deadline_s > now_s
-
-
-def _recent_moves(job: JobRecord, now_s: float) -> int:
-    """Return how often a job has been launched again of late, as far as its record goes back."""
-    again = job.launched_at_s[1:] if job.epoch <= len(job.launched_at_s) else job.launched_at_s
-    if not again:
-        return 0
-    return sum(now_s - at_s < MOVES_S for at_s in again)
-
-
-def rested_among_s(running: Iterable[JobRecord], now_s: float) -> float | None:
-    """Return when the first of some jobs that have something may be moved again, see ``Market.rested_at_s``."""
-    often = [job for job in running if len(job.launched_at_s) >= MOVES_MAX and job.spec.preemptible]
-    again_s = [job.launched_at_s[-MOVES_MAX] for job in often if _recent_moves(job, now_s) >= MOVES_MAX]
-    return min(again_s) + MOVES_S + 1.0 if again_s else None  # not a rounding error too early
 
 
 def _speed_of(grid: Grid, holding: Holding) -> float | None:

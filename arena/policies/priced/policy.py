@@ -29,13 +29,14 @@ from arena.policies.priced.explaining import Asked, cause_of, explained, offer_o
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Crew, Curve, concave, values_of
 from arena.policies.priced.market import Market, Tables, market_of
-from arena.policies.priced.promising import no_cell, with_cause
+from arena.policies.priced.promising import with_cause
 from arena.policies.priced.rooms import Rooms
 from arena.policies.priced.roster import steps_in_time, work_made
 from arena.policies.priced.seating import Seats
 from arena.policies.priced.settling import by_prices, settled
 from arena.policies.priced.share_reasons import Shares, share_use, shares_of, with_share_causes
 from arena.policies.priced.shares import shared
+from arena.policies.priced.shortages import no_cell, shortages
 from arena.policies.priced.unopposed import unopposed
 from arena.policies.priced.urgency import types_kept_free, weights
 
@@ -94,7 +95,13 @@ class PricedPolicy:
         market, problem, (answer, seats) = self._chosen(snapshot, problem.claims.market, problem)
         by_share = shares_of(snapshot, market, problem.columns, (answer, seats)).reason(at)
         asked = Asked(job_id=job_id, effort=self.effort, usd_per_hour=snapshot.usd_per_hour)
-        told = (*((by_share,) if by_share else ()), *explained(market, problem.columns, answer, asked))
+        short = shortages(snapshot, market, asking=at)
+        lacks = short.reasons(at) if market.keeping[at] < 0 else ()
+        is_offer = short.fits & ~np.isin(np.arange(len(market.job)), list(seats.cuts))
+        offers = () if lacks else explained(market, problem.columns, answer, asked, is_offer)
+        if not lacks and not offers:  # what it could have finds no devices, as the decision says
+            lacks = short.in_the_way(at)
+        told = (*lacks, *((by_share,) if by_share else ()), *offers)
         return (*told, *problem.claims.explained(snapshot, at), *share_use(snapshot, job_id))
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
@@ -262,19 +269,23 @@ def _reasons(
     snapshot, market, answer = shares.snapshot, shares.market, shares.answer
     reasons: dict[JobId, tuple[Reason, ...]] = {}
     unseated = {int(market.job[column]): why for column, why in seats.cuts.items()}
-    top = answer.priced.top
+    short = shortages(snapshot, market)
+    top = short.tops(answer.priced.reduced, answer.priced.top)
     for at in np.flatnonzero((answer.chosen != market.keeping) | (answer.chosen < 0)).tolist():
         contender = market.contenders[at]
         choice = choices.get(contender.job_id)
         if choice is not None:
             reasons[contender.job_id] = (choice.cause,)
         else:
-            outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
             told = problem.claims.reasons(snapshot, at)
             if problem.claims.is_barred(at):
                 reasons[contender.job_id] = told
                 continue
-            by_share = shares.reason(at)
+            by_share, lacks = shares.reason(at), short.reasons(at) if market.keeping[at] < 0 else ()
+            if lacks:
+                reasons[contender.job_id] = (*lacks, *((by_share,) if by_share else ()), *told)
+                continue
+            outbid = offer_of(market, problem.columns, answer, int(top[at]), ReasonCode.OUTBID)
             reasons[contender.job_id] = (unseated.get(at) or by_share or outbid, *told)
     for at, why in problem.claims.broken(snapshot).items():
         job_id = market.contenders[at].job_id
@@ -291,4 +302,4 @@ def _hopeless(snapshot: Snapshot, market: Market) -> dict[JobId, tuple[Reason, .
     """Return why those that wait can be given nothing whose grids have no cell for this cluster."""
     competing = {contender.job_id for contender in market.contenders}
     rest = [job_id for job_id in snapshot.waiting if job_id in snapshot.grids and job_id not in competing]
-    return {job_id: no_cell(snapshot.grids[job_id]) for job_id in rest}
+    return {job_id: no_cell(snapshot, snapshot.grids[job_id]) for job_id in rest}

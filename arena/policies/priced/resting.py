@@ -18,7 +18,8 @@ from arena.policies.base import Snapshot
 from arena.policies.priced.changes import ChangeRules
 from arena.policies.priced.columns import Floats
 from arena.policies.priced.deadlines import Plan, broken_ones, urgent_ones
-from arena.policies.priced.market import MOVES_MAX, MOVES_S, Market, rested_among_s
+from arena.policies.priced.market import Market
+from arena.policies.priced.moves import MOVES_MAX, MOVES_S, rested_among_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ from arena.policies.priced.borrowers import Shared, borrowers_in_the_way
 from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, firsts
 from arena.policies.priced.lending import Lending
 from arena.policies.priced.lending_prices import LendingPrices, lending_prices
-from arena.policies.priced.market import MOVES_MAX, Market, Row
+from arena.policies.priced.market import Market, Row
+from arena.policies.priced.moves import MOVES_MAX
 from arena.policies.priced.rooms import SLACK, Rooms, flags
 from arena.policies.priced.settling import Choose, settled
 from arena.policies.priced.tenancy import Tenancy, tenancy_of

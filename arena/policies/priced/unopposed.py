@@ -16,9 +16,10 @@ from arena.domain.reason import Reason
 from arena.domain.records import JobRecord
 from arena.policies.base import Choice, Decision, Snapshot
 from arena.policies.choose import PLANNING, choice_of
-from arena.policies.priced.market import Market, Tables, rested_among_s, waiting_market
-from arena.policies.priced.promising import no_cell
+from arena.policies.priced.market import Market, Tables, waiting_market
+from arena.policies.priced.moves import rested_among_s
 from arena.policies.priced.seating import Seats, seated
+from arena.policies.priced.shortages import no_cell
 from arena.policies.priced.urgency import late_at_s
 
 
@@ -83,4 +84,6 @@ def _kept_waiting(snapshot: Snapshot, market: Market) -> dict[JobId, tuple[Reaso
     """Return why those wait that could be given nothing at all."""
     competing = {one.job_id for one in market.contenders}
     rest = [job_id for job_id in snapshot.waiting if job_id not in competing]
-    return {job_id: no_cell(snapshot.grids[job_id]) if job_id in snapshot.grids else PLANNING for job_id in rest}
+    return {
+        job_id: no_cell(snapshot, snapshot.grids[job_id]) if job_id in snapshot.grids else PLANNING for job_id in rest
+    }

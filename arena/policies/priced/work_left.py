@@ -12,7 +12,7 @@ from arena.domain.records import JobState
 from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN, belief
 from arena.policies.lengths import steps_done
-from arena.policies.priced.market import MOVES_MAX, MOVES_S
+from arena.policies.priced.moves import MOVES_MAX, MOVES_S
 
 SURE_SHARE = 0.8
 """Of the jobs like one that declares nothing, so many are not longer than it is taken to be."""
