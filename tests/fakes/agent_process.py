@@ -18,7 +18,7 @@ from typing import Any
 from arena.domain.job import CommandSpec, GpuLimits, JobId, JobKind, JobSpec
 from arena.domain.launch import DeviceId, Launch, attempt_id
 from arena.domain.parallel import parse_plan
-from arena_traces.history import check_state_dirs
+from tests.agent_histories import check_state_dirs
 from tests.builders import train_spec
 
 _PROGRAM = """

@@ -23,7 +23,7 @@ from arena.domain.job import JobSpec
 from arena.domain.records import EntryKind, HistoryEntry, JobState
 from arena.rpc.views import GpuCounts
 from arena_agent.shim.launcher import ATTEMPT_ID_PLACEHOLDER
-from arena_traces.history import check_state_dirs
+from tests.agent_histories import check_state_dirs
 
 ARENA = Path(sys.executable).with_name("arena")
 DEADLINE_S = 90.0

@@ -12,7 +12,7 @@ import pytest
 
 from arena.domain.launch import Launch
 from arena.domain.records import EndKind
-from arena_traces.history import check_state_dirs
+from tests.agent_histories import check_state_dirs
 from tests.fakes.agent_process import AgentProcess, agent_process, command_launch
 from tests.fakes.scheduler import FakeScheduler, serving
 

@@ -33,7 +33,7 @@ from arena_agent.machine import (
 )
 from arena_agent.procfs import ProcessIdentity
 from arena_agent.shim.order import ExitRecord
-from arena_traces.history import (
+from tests.agent_histories import (
     AttemptsOverlap,
     DeviceHeldTwice,
     EndedBeforeGone,
