@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "undrain": ("nodes", "undrain", "Take a drained or quarantined node back into use."),
     "ckpt": ("ckpt", "ckpt", "List, verify, prune and export checkpoints."),
     "export": ("export", "export", "What the scheduler ran, as a trace for `arena replay`."),
+    "backup": ("backup", "backup", "A copy of the scheduler's database, which may be at work meanwhile."),
     "trace": ("trace", "trace", "Check traces of clusters, and what they are like."),
     "replay": ("replay", "replay", "Replay a trace under several policies and compare them; no scheduler needed."),
     "version": ("version", "version", "Versions of this program and of the scheduler."),

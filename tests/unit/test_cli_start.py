@@ -15,7 +15,7 @@ from arena.cli.main import COMMANDS, cli, run
 HEAVY = ("grpc", "google.protobuf", "sqlalchemy", "alembic", "scipy", "numpy", "torch", "pydantic", "rich", "yaml")
 SERVICES = ("sqlalchemy", "alembic", "scipy", "torch", "arena_scheduler", "arena_agent")
 
-LOCAL = ("up", "down", "scheduler", "plan", "trace", "replay")
+LOCAL = ("up", "down", "scheduler", "backup", "plan", "trace", "replay")
 """Commands that ask no scheduler."""
 
 OF_AGENTS = ("arena.domain.events", "arena.domain.commands", "arena.rpc.codec.session")

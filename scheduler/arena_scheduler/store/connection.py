@@ -12,7 +12,7 @@ from arena.errors import ArenaError, InternalError, ResourceExhaustedError, Unav
 
 BUSY_TIMEOUT_MS = 5_000
 READERS_MAX = 8
-_FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC}
+FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_FSYNC}
 # SQLAlchemy wraps what statements raise, not what happens while a connection is being set up.
 DATABASE_ERRORS = (DBAPIError, sqlite3.Error)
 _BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -71,7 +71,7 @@ def check_file(path: Path) -> None:
     try:
         connection = sqlite3.connect(path)
         try:
-            problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+            problems = problems_of(connection)
         finally:
             connection.close()
     except sqlite3.DatabaseError as error:
@@ -80,9 +80,14 @@ def check_file(path: Path) -> None:
         raise UnavailableError(
             f"database {path} is damaged",
             why="; ".join(problems)[:400],
-            fix=f"restore a backup of it, or move {path.name} aside to start empty",
+            fix=f"restore a copy that `arena backup` made, or move {path.name} aside to start empty",
             details={"path": str(path)},
         )
+
+
+def problems_of(connection: sqlite3.Connection) -> list[str]:
+    """Return what SQLite finds wrong with the pages of a database; of a sound one it says ``ok``."""
+    return [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
 
 
 def optimize(engine: Engine) -> None:
@@ -99,7 +104,7 @@ def translated(error: DBAPIError | sqlite3.Error, path: Path) -> ArenaError:
     cause = error.orig if isinstance(error, DBAPIError) else error
     code = int(getattr(cause, "sqlite_errorcode", 0) or 0)
     text = str(cause)
-    if code in _FULL or "disk is full" in text:
+    if code in FULL or "disk is full" in text:
         return ResourceExhaustedError(
             "nothing can be written to the scheduler's database",
             why=f"the disk of {path} is full ({text})",
@@ -111,5 +116,6 @@ def translated(error: DBAPIError | sqlite3.Error, path: Path) -> ArenaError:
     if primary in _BUSY:
         return UnavailableError("the scheduler's database is busy", why=f"another process holds {path} ({text})")
     if primary in _CORRUPT:
-        return UnavailableError(f"database {path} is damaged", why=text, fix="stop the scheduler, restore a backup")
+        fix = "stop the scheduler, restore a copy that `arena backup` made"
+        return UnavailableError(f"database {path} is damaged", why=text, fix=fix)
     return UnavailableError("the scheduler's database failed", why=f"{path}: {text}")

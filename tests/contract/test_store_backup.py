@@ -1,0 +1,140 @@
+"""``arena backup``: a copy of a database that a scheduler writes to, from which it can begin again."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from arena.errors import UnavailableError
+from arena_scheduler.reading import JobQuery
+from arena_scheduler.store.connection import check_file
+from arena_scheduler.store.writes import SqliteStore
+from tests.contract.test_store_sqlite import start_committer, submit
+from tests.fakes.command_line import Arena
+
+JOB_COUNT = 50
+
+
+def job_ids(database: Path) -> set[str]:
+    """What a scheduler that begins with this database knows."""
+    store = SqliteStore.open(database)
+    try:
+        return {job.job_id for job in store.reader.list_jobs(JobQuery(), None, 100_000).jobs}
+    finally:
+        store.close()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """A database whose file is not what has been committed."""
+    path = tmp_path / "state" / "scheduler.db"
+    path.parent.mkdir()
+    store = SqliteStore.open(path)
+    for number in range(JOB_COUNT):
+        store.commit([submit(number)])
+    store.close()
+    return path
+
+
+def test_what_only_the_log_has_is_in_the_copy_and_in_no_copy_of_the_file(arena: Arena, tmp_path: Path) -> None:
+    path, copy = tmp_path / "scheduler.db", tmp_path / "copy.db"
+    store = SqliteStore.open(path)
+    for number in range(JOB_COUNT):
+        store.commit([submit(number)])
+    shutil.copyfile(path, tmp_path / "file.db")
+    told = arena("backup", copy, "--db", path, "--json")
+    store.commit([submit(JOB_COUNT)])
+    store.close()
+    assert told.code == 0, told.err
+    assert told.document | {"schema_version": 1} == {
+        "schema_version": 1,
+        "db": str(path),
+        "file": str(copy),
+        "size_bytes": copy.stat().st_size,
+    }
+    assert sorted(one.name for one in tmp_path.iterdir() if "copy" in one.name) == ["copy.db"], "it is one file"
+    assert job_ids(copy) == {f"j{number}" for number in range(JOB_COUNT)}
+    assert job_ids(tmp_path / "file.db") < job_ids(copy), "so a copy of the file would not have done"
+
+
+def test_a_copy_beside_a_process_that_writes_has_all_that_was_acknowledged_before(arena: Arena, tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.db"
+    process = start_committer(path)
+    assert process.stdout is not None
+    try:
+        for round_number in range(5):
+            acknowledged = [process.stdout.readline().strip() for _ in range(20)]
+            copy = tmp_path / f"copy-{round_number}.db"
+            assert arena("backup", copy, "--db", path).code == 0
+            assert process.poll() is None, "who writes is not disturbed"
+            check_file(copy)
+            assert set(acknowledged) <= job_ids(copy)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_copy_is_private_where_its_database_is_and_replaces_nothing(
+    arena: Arena, database: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    assert arena("backup", copy, "--db", database).out.endswith("), sound\n")
+    assert stat.S_IMODE(copy.stat().st_mode) == stat.S_IMODE(database.stat().st_mode) == 0o600
+    before = copy.read_bytes()
+    again = arena("backup", copy, "--db", database)
+    assert (again.code, copy.read_bytes()) == (4, before)
+    assert "is there already" in again.err
+    (tmp_path / "link.db").symlink_to(tmp_path / "elsewhere.db")
+    assert arena("backup", tmp_path / "link.db", "--db", database).code == 4
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+def test_where_there_is_no_database_or_directory_that_is_said(
+    arena: Arena, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    missing = arena("backup", tmp_path / "copy.db")
+    assert (missing.code, f"there is no database {tmp_path / 'arena' / 'scheduler.db'}" in missing.err) == (5, True)
+    (tmp_path / "arena" / "up").mkdir(parents=True)
+    shutil.copyfile(database, tmp_path / "arena" / "up" / "scheduler.db")
+    assert f"`arena up` is {tmp_path / 'arena' / 'up' / 'scheduler.db'}" in arena("backup", tmp_path / "copy.db").err
+    nowhere = arena("backup", tmp_path / "nowhere" / "copy.db", "--db", database)
+    assert (nowhere.code, f"there is no directory {tmp_path / 'nowhere'}" in nowhere.err) == (4, True)
+    monkeypatch.setenv("ARENA_SCHEDULER_DB", str(database))
+    assert arena("backup", tmp_path / "copy.db").code == 0
+
+
+@pytest.mark.parametrize("damage", ["page", "no database"])
+def test_of_a_damaged_database_no_copy_is_kept(arena: Arena, database: Path, tmp_path: Path, damage: str) -> None:
+    content = database.read_bytes()
+    page_bytes = int.from_bytes(content[16:18], "big")
+    noise = b"\xff" * page_bytes
+    database.write_bytes(content[: 2 * page_bytes] + noise + content[3 * page_bytes :] if damage == "page" else noise)
+    done = arena("backup", tmp_path / "copy.db", "--db", database)
+    assert (done.code, "is damaged" in done.err) == (UnavailableError.exit_code, True)
+    assert [one.name for one in tmp_path.iterdir()] == ["state"]
+    with pytest.raises(UnavailableError, match="arena backup"):
+        check_file(database)
+
+
+def test_a_full_disk_leaves_no_copy_and_the_database_as_it_was(arena: Arena, database: Path, tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        done = arena("backup", tmp_path / "copy.db", "--db", database)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (done.code, f"no room for the copy in {tmp_path}" in done.err) == (8, True)
+    assert [one.name for one in tmp_path.iterdir()] == ["state"]
+    assert len(job_ids(database)) == JOB_COUNT
+
+
+def test_a_name_with_marks_of_addresses_is_a_name(arena: Arena, database: Path, tmp_path: Path) -> None:
+    odd = database.rename(database.with_name("a?mode=rw#b%41.db"))
+    assert arena("backup", tmp_path / "copy.db", "--db", odd).code == 0
+    assert job_ids(tmp_path / "copy.db") == {f"j{number}" for number in range(JOB_COUNT)}
