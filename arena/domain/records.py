@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from arena.domain.allocation import Allocation, GpuGroup
 from arena.domain.cluster import NodeInfo, NodeState
+from arena.domain.failed_start import FailedStart
 from arena.domain.grid import Estimate
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId, DeviceId, NodeId
@@ -211,6 +212,7 @@ class JobRecord:
         gpu_seconds: Attained service.
         launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
+        failed_starts: Nodes that it failed on before a first step, since it made one there or was released.
         is_deadline_promised: Whether its deadline could be promised when its first grid was there.
         deadline_cause, deadline_earliest_at_s: Why not, and the earliest end that could have been.
         is_promise_broken: Whether it was told that the promise cannot be kept, or was not.
@@ -242,6 +244,7 @@ class JobRecord:
     first_started_at_s: float | None = None
     launched_at_s: tuple[float, ...] = ()
     struck: tuple[StruckPlan, ...] = ()
+    failed_starts: tuple[FailedStart, ...] = ()
     changed_at_s: float = 0.0
     ended_at_s: float | None = None
     run_time_s: float = 0.0
@@ -359,6 +362,7 @@ class NodeRecord:
         next_port: Next rendezvous port to lease; ports go round the range, so none is reused soon.
         disconnected_at_s: Set while its agent's stream is down; after the grace period the node is lost.
         launch_failure_count: Launch failures in a row, over all jobs.
+        failed_starts: Jobs that failed here before a first step, each once, since a job last made one here.
         state_cause: Why it is in this state, for people.
         condemned: Attempts that must be gone before the node takes new work (unknown or superseded ones it holds).
         drain: An admin's request, until an admin takes it back.
@@ -377,6 +381,7 @@ class NodeRecord:
     next_port: int = 0
     launch_failure_count: int = 0
     last_launch_error: str = ""
+    failed_starts: tuple[FailedStart, ...] = ()
     quarantined_until_s: float | None = None
     condemned: tuple[AttemptId, ...] = ()
     notice: Drain | None = None

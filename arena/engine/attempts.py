@@ -272,7 +272,7 @@ def _up(draft: Draft, attempt: AttemptRecord, started_nodes: tuple[NodeId, ...])
         state, first_step_at_s = AttemptState.RUNNING, draft.now_s
         if job.state is JobState.STARTING:
             job = replace(job, state=JobState.RUNNING, changed_at_s=draft.now_s)
-        draft.put_job(forgiven(job))
+        draft.put_job(forgiven(job, nodes=()))  # that its processes are up says little of a program
     return replace(
         attempt,
         started_nodes=started_nodes,

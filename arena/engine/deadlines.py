@@ -236,6 +236,6 @@ def node_due(draft: Draft, node: NodeRecord) -> None:
         draft.forget_node(node, f"no word for {format_duration(draft.config.forget_lost_s or 0.0)}")
         return
     if node.quarantined_until_s is not None and draft.now_s >= node.quarantined_until_s:
-        draft.put_node(replace(node, quarantined_until_s=None))
+        draft.put_node(replace(node, quarantined_until_s=None, failed_starts=()))
         settle_node(draft, node.node_id)
         retry_targets(draft, node.node_id)

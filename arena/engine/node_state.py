@@ -49,7 +49,7 @@ def settle_node(draft: Draft, node_id: NodeId) -> None:
 
 def _is_as_it_should_be(node: NodeRecord) -> bool:
     """Tell quickly of a node without trouble, which nearly all are, that nothing is to be done."""
-    has_facts = node.condemned or node.info.problem or node.drain or node.notice
+    has_facts = node.condemned or node.info.problem or node.drain or node.notice or node.failed_starts
     if has_facts or node.quarantined_until_s is not None or node.state is not NodeState.READY or node.state_cause:
         return False
     return OUT_OF_SIGHT not in [device.dirty for device in node.info.devices]
@@ -84,8 +84,18 @@ def _state_of(draft: Draft, node: NodeRecord) -> tuple[NodeState, str]:
     if problem:
         return NodeState.DEGRADED, problem
     if node.quarantined_until_s is not None and node.quarantined_until_s > draft.now_s:
+        if len(node.failed_starts) + node.launch_failure_count >= draft.config.quarantine_after:
+            return NodeState.QUARANTINED, _told_of_failed_starts(node)
         return NodeState.QUARANTINED, f"launches failed in a row, last: {node.last_launch_error}"
-    return NodeState.READY, ""
+    return NodeState.READY, _told_of_failed_starts(node)
+
+
+def _told_of_failed_starts(node: NodeRecord) -> str:
+    """Return who failed here before a first step; of what, everybody is told only of jobs of their own."""
+    names = [str(one.job_id) for one in node.failed_starts]
+    if not names:
+        return ""
+    return f"job{'s' * (len(names) != 1)} {', '.join(names)} failed here before the first step"
 
 
 def cause_of(node: NodeRecord, now_s: float) -> Reason:

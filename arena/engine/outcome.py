@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
+from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import NODE_GOES, AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
 from arena.domain.struck import StruckPlan, without
 from arena.engine.draft import Draft
+from arena.engine.failed_starts import remembered
 from arena.engine.node_state import cause_of
 
 NODE_LOSSES_MIN = 3
@@ -151,12 +154,12 @@ def _after_failure(draft: Draft, job: JobRecord, attempt: AttemptRecord, outcome
     elif any(end.error_code == "oom" for end in attempt.ends) and _is_struck_out(draft, job, attempt):
         pass  # it goes on with another plan
     elif outcome is EndKind.LAUNCH_FAILED:
-        _after_launch_failure(draft, job, attempt)
+        _after_launch_failure(draft, remembered(draft, job, attempt, outcome), attempt)
     elif code == "checkpoint":
         error = f"{attempt.error}; release the job once its checkpoints are right"
         _hold_for_its_user(draft, job, (reason(ReasonCode.WORKER_FAILED, error=error),))
     else:
-        _after_crash(draft, job, attempt, outcome)
+        _after_crash(draft, remembered(draft, job, attempt, outcome), attempt, outcome)
 
 
 def _is_struck_out(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> bool:
@@ -245,8 +248,15 @@ def _hold_for_its_user(draft: Draft, job: JobRecord, causes: tuple[Reason, ...])
     draft.record(EntryKind.JOB_STATE, f"held: {told}", job_id=job.job_id, after=JobState.HELD.value)
 
 
-def forgiven(job: JobRecord) -> JobRecord:
-    """Return a job that has come to run: of what must not fail too often in a row, nothing has failed so far."""
+def forgiven(job: JobRecord, nodes: Collection[NodeId] | None = None) -> JobRecord:
+    """Return a job that has come to run: of what must not fail too often in a row, nothing has failed so far.
+
+    Args:
+        nodes: Where it runs: of these it is forgotten that it failed there. None: of all.
+    """
+    failed_starts = () if nodes is None else tuple(one for one in job.failed_starts if one.node_id not in nodes)
+    if failed_starts != job.failed_starts:
+        job = replace(job, failed_starts=failed_starts)
     if not (job.launch_failure_count or job.port_failure_count or job.evaluation_failure_count):
         return job
     return replace(job, launch_failure_count=0, port_failure_count=0, evaluation_failure_count=0)

@@ -29,6 +29,7 @@ from arena.domain.records import (
 )
 from arena.domain.replacing import replace
 from arena.engine.draft import Draft
+from arena.engine.failed_starts import forget_on
 from arena.engine.outcome import forgiven
 from arena.units import format_count
 
@@ -121,7 +122,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
     new = [point for point in points if point.step > attempt.last_step]
     if not new:
         return
-    last, is_first = new[-1], attempt.first_step_at_s is None
+    last, is_first, before = new[-1], attempt.first_step_at_s is None, attempt.last_step
     begins = attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}
     attempt = replace(
         attempt,
@@ -132,7 +133,9 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
     job = draft.state.jobs[attempt.job_id]
     if is_first:
         _first_step(draft, attempt)
-        job = forgiven(job)
+    if is_first or before == 0:  # of a program the first that is told of
+        forget_on(draft, attempt.allocation.node_ids)
+        job = forgiven(job, attempt.allocation.node_ids)
     progress = replace(
         job.progress,
         step=last.step,

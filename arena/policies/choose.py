@@ -14,7 +14,7 @@ from arena.domain.records import JobRecord
 from arena.policies.base import Choice, Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.placement import Wanted, fits, place, refused
-from arena.policies.reach import NodeSets, checkpoint_place, reachable_nodes, sees_place
+from arena.policies.reach import NodeSets, allowed_nodes, avoided, checkpoint_place, off_avoided, sees_place
 
 PLANNING = (reason(ReasonCode.PLANNING),)
 """Why a job waits whose grid is being built."""
@@ -39,7 +39,7 @@ def cells_asked(snapshot: Snapshot, job_id: JobId) -> tuple[Sequence[Cell], tupl
     if grid is None:
         return (), PLANNING
     if grid.cells:
-        return requested_cells(grid), ()
+        return requested_cells(off_avoided(snapshot, snapshot.jobs[job_id], grid)), ()
     return (), tuple(item.reason for item in grid.infeasible[:1]) or (reason(ReasonCode.NO_FEASIBLE_PLAN),)
 
 
@@ -77,7 +77,7 @@ def choose_cell(
         if not fits(capacity, cell.group):  # the usual case in a full cluster; the checkpoint place need not be known
             refusal = refusal or refused(capacity, cell.group, Wanted(shape=snapshot.shape))
             continue
-        node_sets = reachable_nodes(snapshot, job, prefer) if node_sets is None else node_sets
+        node_sets = allowed_nodes(snapshot, job, prefer) if node_sets is None else node_sets
         for nodes in node_sets:
             wanted = Wanted(
                 plan=cell.best.plan,
@@ -96,7 +96,7 @@ def choose_cell(
 def _blind_refusal(
     snapshot: Snapshot, job: JobRecord, cell: Cell, capacity: Capacity, nodes: Set[NodeId] | None
 ) -> Reason | None:
-    """Return a refusal that names the checkpoint place, where that alone stands in the way."""
+    """Return a refusal that names the checkpoint place, or the node that is avoided, where that alone is in the way."""
     if nodes is None:
         return None
     anywhere = place(capacity, cell.group, Wanted(plan=cell.best.plan, same_zone=job.spec.gpus.same_zone))
@@ -104,5 +104,8 @@ def _blind_refusal(
         return None
     where = checkpoint_place(snapshot, job)
     outside = [node_id for node_id in anywhere.node_ids if node_id not in nodes]
+    failed = next((one for node_id, one in avoided(snapshot, job).items() if node_id in outside), None)
+    if failed is not None:
+        return reason(ReasonCode.NODE_AVOIDED, node=str(failed.node_id), error=failed.error)
     blind = [node_id for node_id in outside if not sees_place(snapshot, node_id, where)]
     return reason(ReasonCode.NO_SHARED_CHECKPOINT_PLACE, place=where, node=str((blind or outside)[0]))
