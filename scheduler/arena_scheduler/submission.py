@@ -126,7 +126,7 @@ class Submission:
         self._outputs = outputs
         self._admission = admission
         self._admitting = asyncio.Lock()
-        self._under_way = Once[Submitted]()
+        self._under_way = Once[Submitted](ends_alone=False)
         self._recent: OrderedDict[str, tuple[JobId, str]] = OrderedDict()
         self._numbers = itertools.count(store.last_job_number() + 1)
 
@@ -344,6 +344,7 @@ class Submission:
             request_id=request_id,
             allow_infeasible=allow_infeasible,
         )
+        self._under_way.goes_on((user, request_id))
         try:
             with self._outputs.taken(spec, job_id):
                 await self._inbox.request(event)

@@ -117,6 +117,18 @@ async def test_a_submission_that_nobody_waits_for_any_more_is_found_by_who_says_
         assert (await cluster.client().call("ListJobs")).total_count == 1
 
 
+async def test_who_gives_up_before_the_job_is_recorded_has_submitted_nothing(tmp_path: Path) -> None:
+    """As by Ctrl-C while the answer to a deadline is worked out."""
+    spec = codec.spec_to_proto(train_spec("x", stop={"steps": 100}, deadline_s=1_000.0))
+    async with held_at("planner", tmp_path) as (cluster, held):
+        call = asyncio.create_task(cluster.client(user="ann").call("SubmitJob", spec=spec, request_id="r"))
+        await asyncio.to_thread(held.is_reached.wait)
+        await gone(call, cluster)
+        held.is_let_go.set()
+        await cluster.client(user="ann").submit(train_spec("y"))
+        assert [job.name for job in (await cluster.client().call("ListJobs")).jobs] == ["y"]
+
+
 async def test_a_submission_that_fails_fails_for_all_who_said_it_and_may_be_said_again(tmp_path: Path) -> None:
     store = HeldStore(JobSubmitted, error=ResourceExhaustedError("the disk is full"))
     spec = codec.spec_to_proto(train_spec("x"))

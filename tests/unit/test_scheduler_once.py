@@ -60,3 +60,29 @@ async def _cancelled(once: Once[int]) -> None:
         raise asyncio.CancelledError
 
     await once.of("a", cancels_itself)
+
+
+@pytest.mark.parametrize(
+    ("ends_alone", "says_so", "again"),
+    [(True, False, (1, False)), (False, True, (1, False)), (False, False, (2, True))],
+)
+async def test_work_that_nobody_waits_for_goes_on_or_ends(
+    ends_alone: bool, says_so: bool, again: tuple[int, bool]
+) -> None:
+    once, work = Once[int](ends_alone=ends_alone), Work()
+    calls = [asyncio.create_task(once.of("a", work)) for _ in range(2)]
+    await asyncio.sleep(0)
+    calls[0].cancel()
+    await asyncio.sleep(0)
+    calls.append(asyncio.create_task(once.of("a", work)))
+    await asyncio.sleep(0)
+    if says_so:
+        once.goes_on("a")
+    for call in calls[1:]:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    assert work.begun_count == 1  # until now somebody waited
+    late = asyncio.create_task(once.of("a", work))
+    await asyncio.sleep(0)
+    work.is_let_go.set()
+    assert await late == again
