@@ -426,8 +426,8 @@ class JobSpec(Model):
             second. What a stop takes beyond that costs more.
         preemptible: Whether the job may be stopped in favour of others.
         grace_s: Seconds between the request to stop and the kill.
-        stall_timeout_s: No progress for so long is reported as a stall; None leaves it to a multiple of the
-            usual step time.
+        stall_timeout_s: No progress for so long is reported as a stall, of a program once it has told of a step; None
+            leaves it to a multiple of the usual step time, and says nothing of programs.
     """
 
     name: Name

@@ -415,9 +415,11 @@ def _with_service(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> JobRe
     now_s = draft.now_s
     started_at_s = attempt.first_step_at_s if attempt.first_step_at_s is not None else now_s
     held_s = now_s - attempt.launched_at_s
+    progress = job.progress
     return replace(
         job,
         attempt_id=None,
+        progress=progress if progress.stalled_since_s is None else replace(progress, stalled_since_s=None),
         run_time_s=job.run_time_s + now_s - started_at_s,
         gpu_seconds=job.gpu_seconds + held_s * attempt.allocation.gpu_count,
         spent_usd=job.spent_usd + held_s * usd_per_s(attempt.group, draft.config.usd_per_hour),

@@ -47,7 +47,7 @@ def of_job(job: JobRecord, config: EngineConfig) -> Sequence[float]:
     if job.state is JobState.QUEUED:
         # One that was over when the job was queued again has nothing to wake.
         return (*promised, job.not_before_s) if job.not_before_s > job.changed_at_s else promised
-    stalls_at_s = _stalls_at_s(job, config) if job.state is JobState.RUNNING else None
+    stalls_at_s = _stalls_at_s(job, config)
     return promised if stalls_at_s is None else (*promised, stalls_at_s)
 
 
@@ -59,11 +59,28 @@ def _promised_end_s(job: JobRecord) -> float | None:
 
 
 def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
-    """Return when a running training job that shows no further step will count as stalled."""
+    """Return when a job that shows no further step will count as stalled; None where nobody can tell.
+
+    A training job may take as long for its first step as its ranks may take to meet. Of a program only its user knows
+    how long it may be silent, and only once it has told of a step that it tells of any.
+    """
     progress = job.progress
-    if job.state is not JobState.RUNNING or not job.spec.keeps_checkpoints or progress.stalled_since_s is not None:
+    if progress.stalled_since_s is not None or progress.reported_at_s is None or job.attempt_id is None:
         return None
-    return None if progress.reported_at_s is None else progress.reported_at_s + stall_timeout_s(job, config)
+    if not job.launched_at_s or progress.reported_at_s < job.launched_at_s[-1]:
+        return None  # it was an attempt before that told
+    timeout_s = _silence_s(job, config)
+    return None if timeout_s is None else progress.reported_at_s + timeout_s
+
+
+def _silence_s(job: JobRecord, config: EngineConfig) -> float | None:
+    """Return how long a job may be silent in the state it is in."""
+    if job.state is JobState.RUNNING:
+        is_told = job.spec.keeps_checkpoints or job.spec.stall_timeout_s is not None
+        return stall_timeout_s(job, config) if is_told else None
+    if job.state is JobState.STARTING and job.spec.keeps_checkpoints:
+        return max(stall_timeout_s(job, config), config.ready_deadline_s)
+    return None
 
 
 def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> Sequence[float]:
@@ -150,13 +167,23 @@ def job_due(draft: Draft, job: JobRecord) -> None:
         tell_broken(draft, job, reason(ReasonCode.DEADLINE_PASSED))
         job = draft.state.jobs[job.job_id]
     wake(draft, job)
-    stalls_at_s, last_at_s = _stalls_at_s(job, draft.config), job.progress.reported_at_s
-    if stalls_at_s is None or last_at_s is None or draft.now_s < stalls_at_s:
-        return
-    draft.put_job(replace(job, progress=replace(job.progress, stalled_since_s=last_at_s)))
+    stalls_at_s = _stalls_at_s(job, draft.config)
+    if stalls_at_s is not None and draft.now_s >= stalls_at_s:
+        _stall(draft, job)
+
+
+def _stall(draft: Draft, job: JobRecord) -> None:
+    """Tell that a job shows no further step."""
+    last_at_s, timeout_s = job.progress.reported_at_s, _silence_s(job, draft.config)
+    assert last_at_s is not None
+    assert timeout_s is not None
+    since = f"step {job.progress.step}" if job.state is JobState.RUNNING else "its ranks had met"
+    cause = reason(ReasonCode.STALLED, timeout_s=timeout_s, since=since)
+    progress = replace(job.progress, stalled_since_s=last_at_s)
+    draft.put_job(replace(job, progress=progress, reasons=(*job.reasons, cause)))
     draft.record(
         EntryKind.JOB_STALLED,
-        f"no step for {draft.now_s - last_at_s:.0f} s",
+        f"no step for {draft.now_s - last_at_s:.0f} s after {since}",
         job_id=job.job_id,
         attempt_id=job.attempt_id,
         since_s=last_at_s,

@@ -19,6 +19,7 @@ from arena.domain.launch import (
     WorkerError,
     WorkerReport,
 )
+from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import (
     AttemptRecord,
     AttemptState,
@@ -148,7 +149,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
     state = JobState.RUNNING if job.state is JobState.STARTING else job.state
     # The attempt first: a job that is running has a running attempt, so that its holding becomes movable.
     draft.put_attempt(attempt)
-    draft.put_job(replace(job, state=state, progress=progress))
+    draft.put_job(replace(job, state=state, progress=progress, reasons=_without_stall(job)))
     draft.record(
         EntryKind.JOB_PROGRESS,
         f"step {last.step}, loss {last.loss:.4f}",
@@ -160,6 +161,13 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         steps=[point.step for point in new],
         losses=[point.loss for point in new],
     )
+
+
+def _without_stall(job: JobRecord) -> tuple[Reason, ...]:
+    """Return why a job is where it is, now that it shows signs of life."""
+    if job.progress.stalled_since_s is None:
+        return job.reasons
+    return tuple(one for one in job.reasons if one.code is not ReasonCode.STALLED)
 
 
 def _first_step(draft: Draft, attempt: AttemptRecord) -> None:
@@ -240,7 +248,7 @@ def _evaluated(draft: Draft, attempt: AttemptRecord, report: Evaluated) -> None:
     )
     # Also a sign of life: training stood still for the evaluation and has not stalled.
     progress = replace(job.progress, evaluation=evaluation, reported_at_s=draft.now_s, stalled_since_s=None)
-    draft.put_job(replace(job, progress=progress))
+    draft.put_job(replace(job, progress=progress, reasons=_without_stall(job)))
     accuracy = f", accuracy {report.accuracy:.4f}" if report.accuracy is not None else ""
     draft.record(
         EntryKind.JOB_EVALUATED,

@@ -112,7 +112,9 @@ def reasons_of(state: ClusterState, job: JobRecord) -> tuple[tuple[Reason, ...],
     if job.target is not None:
         return (_waits_for_devices(state, job), job.target.cause), job.target.decided_at_s
     if job.state is not JobState.QUEUED or job.wish is not Wish.RUN:
-        return state.reasons.get(job.job_id, job.reasons), job.evaluated_at_s
+        told = state.reasons.get(job.job_id, job.reasons)
+        stalled = tuple(one for one in job.reasons if one.code is ReasonCode.STALLED and one not in told)
+        return told + stalled, job.evaluated_at_s
     if job.job_id not in state.grids:
         code = ReasonCode.PLANNING if state.shape.pools else ReasonCode.NO_NODES
         return (reason(code, nodes=len(state.nodes)),), state.decided_at_s
