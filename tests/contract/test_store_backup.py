@@ -138,3 +138,21 @@ def test_a_name_with_marks_of_addresses_is_a_name(arena: Arena, database: Path, 
     odd = database.rename(database.with_name("a?mode=rw#b%41.db"))
     assert arena("backup", tmp_path / "copy.db", "--db", odd).code == 0
     assert job_ids(tmp_path / "copy.db") == {f"j{number}" for number in range(JOB_COUNT)}
+
+
+def test_no_job_of_a_restored_scheduler_gets_the_id_of_one_that_it_has_never_seen(
+    arena: Arena, database: Path, tmp_path: Path
+) -> None:
+    """What was submitted after the backup left its checkpoints behind, under its id."""
+    assert arena("backup", tmp_path / "copy.db", "--db", database).code == 0
+    stores = [SqliteStore.open(path) for path in (database, tmp_path / "copy.db")]
+    try:
+        before, restored = stores
+        assert before.identity != restored.identity
+        assert before.last_job_number() == restored.last_job_number()
+    finally:
+        for store in stores:
+            store.close()
+    again = SqliteStore.open(tmp_path / "copy.db")
+    assert again.identity == restored.identity, "it is one scheduler from then on"
+    again.close()

@@ -31,6 +31,10 @@ def copy_database(database: Path, file: Path) -> None:
             source.backup(copy)
             # Like its original it says of itself that a log lies beside it; without, it is whole wherever it is taken.
             copy.execute("PRAGMA journal_mode=DELETE")
+            # Job ids begin with it. Who starts from the copy makes another: ids that were given since are taken, and
+            # where their jobs' checkpoints lie a new job would load what another one learned.
+            copy.execute("DELETE FROM meta WHERE key = 'identity'")
+            copy.commit()
             problems = problems_of(copy)
     except sqlite3.Error as error:
         raise _told(error, database, file) from error
