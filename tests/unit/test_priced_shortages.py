@@ -41,28 +41,33 @@ def texts(reasons: Sequence[Reason]) -> list[str]:
     return list(dict.fromkeys(map(str, reasons)))
 
 
-def fragmented(**fields: bool) -> Snapshot:
-    """One GPU free on each of two nodes, the others with programs; one that needs two on a node waits."""
-    other = command_spec("k", count=1, **fields)
+def fragmented(*, size: int = 2, waiting: int = 1, preemptible: bool = False) -> Snapshot:
+    """One GPU free on each of two nodes, the others with programs; those wait that need two on a node."""
+    other = command_spec("k", count=1, preemptible=preemptible)
+    places = {f"k{node}{at}": (f"n{node}", (at,)) for node in (1, 2) for at in range(size - 1)}
+    waits = ["w", *(f"w{at}" for at in range(1, waiting))]
     jobs: Mapping[str, tuple[JobSpec, Grid]] = {
-        "w": (command_spec("w", count=2), TWO),
-        **dict.fromkeys(("k1", "k2"), (other, ONE)),
+        **{name: (command_spec(name, count=2), TWO) for name in waits},
+        **dict.fromkeys(places, (other, ONE)),
     }
-    running = {f"k{at}": holding_of(ONE, allocation_on((f"n{at}", (0,)))) for at in (1, 2)}
-    return snapshot_of([node_info("n1"), node_info("n2")], jobs, running=running)
+    running = {name: holding_of(ONE, allocation_on(place)) for name, place in places.items()}
+    return snapshot_of([node_info(f"n{node}", gpus=size) for node in (1, 2)], jobs, running=running)
 
 
+@pytest.mark.parametrize("waiting", [1, 3, 12])
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("policy", policy_names())
-def test_free_gpus_apart_from_each_other_are_told_to_be_so(policy: str) -> None:
-    reasons = told(policy, fragmented(preemptible=False))
-    assert "needs cpu 2, 2 cpu GPUs are free but at most 1 on one node" in texts(reasons)
-    assert {one.code for one in reasons} & BIDS == set()
+def test_free_gpus_apart_from_each_other_are_told_to_be_so(policy: str, size: int, waiting: int) -> None:
+    snapshot = fragmented(size=size, waiting=waiting)
+    assert "needs cpu 2, 2 cpu GPUs are free but at most 1 on one node" in texts(told(policy, snapshot))
+    for job_id in snapshot.waiting:
+        assert {one.code for one in told(policy, snapshot, job_id)} & BIDS == set()
 
 
 def test_arena_names_who_may_not_be_moved() -> None:
-    assert texts(told("arena", fragmented(preemptible=False))) == [
+    assert texts(told("arena", fragmented())) == [
         "needs cpu 2, 2 cpu GPUs are free but at most 1 on one node",
-        MAY_NOT.format("k1, k2"),
+        MAY_NOT.format("k10, k20"),
     ]
 
 

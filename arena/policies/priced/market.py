@@ -93,6 +93,7 @@ class Table:
         zones: Zone of each part of the cell, by column.
         speed: Steps per second; shape (columns,).
         usage: What it takes of each row; shape (columns, rows).
+        widest: The most GPUs that it takes on one node of the pool of each row; shape (columns, rows).
         power: What a GPU of each row does in groups of its pool alone, against that of the best row; shape (rows,).
         fastest: The most steps per second.
     """
@@ -102,6 +103,7 @@ class Table:
     zones: tuple[tuple[str, ...], ...]
     speed: Floats
     usage: Floats
+    widest: Floats
     gpu_count: Floats
     power: Floats
     fastest: float
@@ -301,10 +303,20 @@ def _table(grid: Grid, rows: tuple[Row, ...], *, same_zone: bool) -> Table:
         zones=tuple(zones for _, _, zones in found),
         speed=speed,
         usage=usage_of,
+        widest=_widest(found, rows),
         gpu_count=gpu_count,
         power=_best_by_pool(usage_of, speed, gpu_count),
         fastest=float(speed.max(initial=0.0)),
     )
+
+
+def _widest(found: Sequence[tuple[tuple[float, ...], Cell, tuple[str, ...]]], rows: Sequence[Row]) -> Floats:
+    widest = np.zeros((len(found), len(rows)))
+    for at, (_, cell, zones) in enumerate(found):
+        for part, zone in zip(cell.group.parts, zones, strict=True):
+            pool, most = (part.gpu_type, zone), part.node_counts[0]
+            widest[at] = np.maximum(widest[at], [most if row.pool == pool else 0 for row in rows])
+    return widest
 
 
 def _best_by_pool(usage: Floats, speed: Floats, gpu_count: Floats) -> Floats:

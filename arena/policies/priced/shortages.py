@@ -6,7 +6,8 @@ instead is the same for all jobs of one grid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 
@@ -97,13 +98,15 @@ def shortages(snapshot: Snapshot, market: Market, *, asking: int | None = None) 
         market: With the rows of shares, where there are any.
         asking: A contender that is asked about: what it has itself is not in its own way.
     """
-    limit = market.supply - _left_alone_use(snapshot, market, asking) + _SLACK
+    alone = _left_alone(snapshot, market, asking)
+    limit = market.supply - market.usage[market.keeping[alone]].sum(axis=0) + _SLACK
     types = {pool.gpu_type for pool in snapshot.shape.pools}
     of_gpus = np.array([_is_of_gpus(row, types) for row in market.rows], dtype=bool)
     tight = np.flatnonzero(of_gpus & (market.usage.max(axis=0) > limit))
     fits = np.ones(len(market.job), dtype=bool)
     for row in tight.tolist():
         fits &= market.usage[:, row] <= limit[row]
+    fits &= _is_narrow(market, _holes(snapshot, market, (of_gpus, limit), alone))
     is_short = ~np.logical_or.reduceat(fits, firsts(market.job))
     return Shortages(snapshot=snapshot, market=market, fits=fits, is_short=is_short)
 
@@ -113,11 +116,52 @@ def _is_of_gpus(row: Row, types: set[str]) -> bool:
     return row.pool[0] in types and not row.kept_for and not row.is_lasting
 
 
-def _left_alone_use(snapshot: Snapshot, market: Market, asking: int | None) -> Floats:
-    """Return what those of the contenders have of each row that give way to claims only, having moved too often."""
+def _left_alone(snapshot: Snapshot, market: Market, asking: int | None) -> list[int]:
+    """Return the contenders that give way to claims only, having been moved too often."""
     recent = np.flatnonzero((snapshot.now_s - market.facts["again_s"] < MOVES_S) & (market.keeping >= 0)).tolist()
-    often = [at for at in recent if market.contenders[at].recent_moves >= MOVES_MAX and at != asking]
-    return np.asarray(market.usage[market.keeping[often]].sum(axis=0)) if often else np.zeros(len(market.rows))
+    return [at for at in recent if market.contenders[at].recent_moves >= MOVES_MAX and at != asking]
+
+
+def _holes(
+    snapshot: Snapshot, market: Market, supply: tuple[NDArray[np.bool_], Floats], alone: Sequence[int]
+) -> dict[Pool, int]:
+    """Return how many GPUs one node of each pool could give at most if all gave way that may be asked to.
+
+    Nodes are looked at one by one only where none of a pool's largest could be had whole.
+
+    Args:
+        supply: Which rows are of what there is, and how much of each row could be had.
+        alone: Contenders that may not be asked.
+    """
+    of_gpus, limit = supply
+    top = {row.pool: (row.chunk, at) for at, row in enumerate(market.rows) if of_gpus[at]}  # the largest comes last
+    holes = {pool: chunk for pool, (chunk, at) in top.items() if limit[at] >= chunk}
+    if len(holes) == len(top):
+        return holes
+    devices, rooms, held = snapshot.capacity.devices, snapshot.capacity.rooms, Counter[NodeId]()
+    for at in sorted(set(np.flatnonzero(market.keeping >= 0).tolist()).difference(alone)):
+        holding = market.contenders[at].holding
+        for share in () if holding is None else holding.allocation.shares:
+            held[share.node_id] += len(share.device_ids)
+    found = dict.fromkeys(top, 0)
+    for node_id, room in devices.items():
+        if room.pool in found and room.pool not in holes:
+            free = len(rooms[node_id].free) if node_id in rooms else 0
+            found[room.pool] = max(found[room.pool], min(free + held[node_id], len(room.free)))
+    return found | holes
+
+
+def _is_narrow(market: Market, holes: Mapping[Pool, int]) -> NDArray[np.bool_]:
+    """Return the columns that take no more on one node than any of its pool could give."""
+    _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
+    tables = [market.contenders[at].table for at in first.tolist()]
+    hole = np.array([holes.get(row.pool, np.inf) for row in market.rows])
+    narrow = [(table.widest <= hole[: table.widest.shape[1]]).all(axis=1) for table in tables]
+    if all(one.all() for one in narrow):
+        return np.ones(len(market.job), dtype=bool)
+    sizes = np.array([len(one) for one in narrow])
+    place = (np.cumsum(sizes) - sizes)[own][market.job] + market.entry
+    return np.where(market.entry >= 0, np.concatenate(narrow)[np.maximum(place, 0)], True)
 
 
 def _in_the_way(snapshot: Snapshot, market: Market, types: frozenset[str]) -> tuple[Reason, ...]:

@@ -1,0 +1,41 @@
+"""Whom `arena` tells of bids and whom of a lack, on any snapshot."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+
+from arena.domain.cluster import NodeInfo
+from arena.domain.job import JobId
+from arena.domain.reason import ReasonCode
+from arena.policies.base import Snapshot
+from arena.policies.placement import fits
+from arena.policies.priced.policy import PricedPolicy
+from tests.property.test_policy_decisions import snapshots
+
+BIDS = frozenset({ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES})
+LACKS = frozenset({ReasonCode.INSUFFICIENT_GPUS, ReasonCode.FRAGMENTED})
+
+
+def fits_if_all_gave_way(snapshot: Snapshot, job_id: JobId) -> bool:
+    """Whether any cell could be placed if all gave way that may be moved."""
+    capacity = snapshot.capacity
+    for other, held in snapshot.holding.items():
+        if held.movable and snapshot.jobs[other].spec.preemptible:
+            capacity = capacity.restore(held.allocation)
+    return any(fits(capacity, cell.group) for cell in snapshot.grids[job_id].cells)
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=snapshots())
+def test_nobody_is_told_of_bids_who_could_be_given_nothing_whoever_gave_way(
+    case: tuple[list[NodeInfo], Snapshot],
+) -> None:
+    _, snapshot = case
+    policy = PricedPolicy()
+    decision = policy.decide(snapshot)
+    for job_id in snapshot.waiting:
+        if not fits_if_all_gave_way(snapshot, job_id):
+            reasons = (*decision.reasons[job_id], *policy.explain(snapshot, job_id))
+            assert {one.code for one in reasons} & BIDS == set()
+            assert {one.code for one in reasons} & LACKS
+            assert all("?" not in str(one) for one in reasons)
