@@ -35,6 +35,9 @@ from arena.engine.spending import usd_per_s
 NOT_THE_NODES_FAULT = frozenset({"port", "config"})
 """Launch failures that say nothing about the node: a port taken, a job that can never be started."""
 
+SAVES_IN_GRACE = 1.5
+"""Times its last save that an attempt is given to save once more and exit."""
+
 PORT_STRIDE_AFTER_CONFLICT = 61
 """Ports skipped after one was taken: a foreign program that holds one often holds its neighbours."""
 
@@ -246,8 +249,19 @@ def _grace_s(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> float:
         return 0.0
     instants = [draft.state.nodes[name].empty_at_s for name in attempt.allocation.node_ids]
     until_s = min((at_s for at_s in instants if at_s is not None), default=None)
-    left_s = job.spec.grace_s if until_s is None else max(until_s - draft.now_s, 0.0)
-    return left_s if attempt.has_till_its_node_goes else min(job.spec.grace_s, left_s)
+    grace_s = saving_grace_s(attempt, job)
+    left_s = grace_s if until_s is None else max(until_s - draft.now_s, 0.0)
+    return left_s if attempt.has_till_its_node_goes else min(grace_s, left_s)
+
+
+def saving_grace_s(attempt: AttemptRecord, job: JobRecord) -> float:
+    """Return how long an attempt has to save and exit: its job's grace, or what its last save took and half as much.
+
+    One that is killed while it saves repeats all steps since its last checkpoint, at every change.
+    """
+    if attempt.save_s is None:
+        return job.spec.grace_s
+    return max(job.spec.grace_s, SAVES_IN_GRACE * attempt.save_s)
 
 
 def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None:

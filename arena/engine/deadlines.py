@@ -20,7 +20,7 @@ from arena.domain.records import (
     NodeRecord,
 )
 from arena.domain.replacing import replace
-from arena.engine.attempts import stop_attempt, stop_command
+from arena.engine.attempts import saving_grace_s, stop_attempt, stop_command
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import hold_spent, tell_broken, wake
@@ -87,7 +87,7 @@ def of_attempt(attempt: AttemptRecord, job: JobRecord, config: EngineConfig) -> 
     """Return the instants at which an attempt wants to be looked at."""
     state = attempt.state
     if state is AttemptState.STOPPING and attempt.stop_requested_at_s is not None:
-        grace_s = 0.0 if attempt.stop_mode == "kill" else job.spec.grace_s
+        grace_s = 0.0 if attempt.stop_mode == "kill" else saving_grace_s(attempt, job)
         late_at_s = attempt.stop_requested_at_s + grace_s + config.stop_margin_s
         if attempt.leave_at_s is None:
             return (late_at_s,)
@@ -224,7 +224,7 @@ def _repeat_stop(draft: Draft, attempt: AttemptRecord, job: JobRecord) -> None:
     margin_s = draft.config.stop_margin_s
     if asked_at_s is None or (attempt.has_till_its_node_goes and attempt.leave_at_s is not None):
         return
-    if attempt.stop_mode == "save" and draft.now_s >= asked_at_s + job.spec.grace_s + margin_s:
+    if attempt.stop_mode == "save" and draft.now_s >= asked_at_s + saving_grace_s(attempt, job) + margin_s:
         stop_attempt(draft, attempt, "kill", reason(ReasonCode.WORKER_FAILED, error="it did not stop in its grace"))
     elif attempt.stop_mode == "kill" and draft.now_s >= asked_at_s + margin_s:
         draft.put_attempt(replace(attempt, stop_requested_at_s=draft.now_s))

@@ -7,9 +7,17 @@ from dataclasses import replace
 import pytest
 
 from arena.domain.commands import StopAttempt
-from arena.domain.events import AttemptEnded, JobSubmitted, JobWishChanged, NodeRegistered, Tick, WorkerReported
+from arena.domain.events import (
+    AttemptEnded,
+    JobSubmitted,
+    JobWishChanged,
+    NodeDrainChanged,
+    NodeRegistered,
+    Tick,
+    WorkerReported,
+)
 from arena.domain.job import JobId, JobSpec
-from arena.domain.launch import Finished, NodeId
+from arena.domain.launch import CheckpointSaved, Finished, NodeId
 from arena.domain.records import EndKind, JobRecord, JobState, NodeEnd
 from arena.engine.config import EngineConfig
 from arena.policies.registry import make_policy
@@ -68,3 +76,52 @@ def test_what_is_about_to_end_may_not_be_moved(word: str) -> None:
     sim.engine.handle(finished if word == "finished" else ended, 21.0)
     assert sim.engine.state.jobs[JobId("a")].state is JobState.RUNNING
     assert sim.engine.state.holding[JobId("a")] == replace(before, movable=False)
+
+
+@pytest.mark.parametrize("drained_within_s", [None, 50.0])
+@pytest.mark.parametrize(("save_s", "grace_s"), [(None, 30.0), (10.0, 30.0), (45.0, 67.5)])
+def test_a_job_has_the_time_to_stop_that_its_saves_take(
+    save_s: float | None, grace_s: float, drained_within_s: float | None
+) -> None:
+    """As long as the agent is told, and no longer than its node is there."""
+    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
+    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), config=config, check=True)
+    sim.at(0.0, NodeRegistered(info=node_info("n1")))
+    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=train_spec("a"), user="ann", request_id="a"))
+    sim.run(until_s=20.0)
+    engine, name = sim.engine, sim.engine.state.jobs[JobId("a")].attempt_id
+    assert name is not None
+    if save_s is not None:
+        saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=save_s)
+        engine.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved), 21.0)
+    ends_at_s = 22.0 + grace_s + config.stop_margin_s
+    step = engine.handle(JobWishChanged(job_id=JobId("a"), wish="hold", by="ann"), 22.0)
+    if drained_within_s is not None:
+        drain = NodeDrainChanged(node_id=N1, drain=True, by="ann", why="repair", within_s=drained_within_s)
+        engine.handle(drain, 22.0)
+        ends_at_s = min(ends_at_s, 22.0 + drained_within_s)
+    assert [command.grace_s for command in step.commands if isinstance(command, StopAttempt)] == [grace_s]
+    step = engine.handle(Tick(), ends_at_s - 0.1)
+    assert not [command for command in step.commands if isinstance(command, StopAttempt)]
+    assert engine.next_wakeup_s == pytest.approx(ends_at_s)
+    step = engine.handle(Tick(), ends_at_s)
+    assert [command.mode for command in step.commands if isinstance(command, StopAttempt)] == ["kill"]
+
+
+def test_a_save_that_takes_long_is_not_waited_for_beyond_the_end_of_its_node() -> None:
+    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
+    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), config=config, check=True)
+    sim.at(0.0, NodeRegistered(info=node_info("n1")))
+    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=train_spec("a"), user="ann", request_id="a"))
+    sim.run(until_s=20.0)
+    engine, name = sim.engine, sim.engine.state.jobs[JobId("a")].attempt_id
+    assert name is not None
+    saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=45.0)
+    engine.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved), 21.0)
+    drain = NodeDrainChanged(node_id=N1, drain=True, by="ann", why="repair", within_s=50.0)
+    steps = [
+        engine.handle(drain, 22.0),
+        engine.handle(JobWishChanged(job_id=JobId("a"), wish="cancel", by="ann"), 24.0),
+    ]
+    stops = [command for step in steps for command in step.commands if isinstance(command, StopAttempt)]
+    assert [stop.grace_s for stop in stops] == [50.0, 48.0]
