@@ -218,7 +218,13 @@ common_fields = {
     "output_dir": maybe(texts),
     "grace_s": positive,
     "stall_timeout_s": maybe(positive),
-    "retry": st.fixed_dictionaries({"launch_failures_max": counts, "restarts_max": maybe(naturals)}),
+    "retry": st.fixed_dictionaries(
+        {
+            "launch_failures_max": counts,
+            "restarts_max": maybe(naturals),
+            "on_stall": st.sampled_from(["tell", "restart"]),
+        }
+    ),
 }
 gpu_extras = {"types": st.lists(words, max_size=2), "nodes_max": maybe(counts), "same_zone": st.booleans()}
 fixed_gpus = st.fixed_dictionaries({"count": counts, **gpu_extras})

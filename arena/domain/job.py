@@ -407,10 +407,13 @@ class RetrySpec(Model):
         launch_failures_max: The job fails with this many failed launches.
         restarts_max: Restarts after a failure, counted anew whenever a checkpoint advanced; by default 3 for training
             jobs and 0 for commands, which may not be safe to repeat.
+        on_stall: Whether a job that shows no further step is only told of, or killed and started again, which counts
+            as a restart after a failure.
     """
 
     launch_failures_max: PositiveInt = 3
     restarts_max: Annotated[int, Field(ge=0)] | None = None
+    on_stall: Literal["tell", "restart"] = "tell"
 
 
 class JobSpec(Model):

@@ -417,6 +417,8 @@ def _outcome(attempt: AttemptRecord, ends: tuple[NodeEnd, ...]) -> EndKind:
 def _error(reported: str, ends: tuple[NodeEnd, ...], outcome: EndKind) -> str:
     if outcome is EndKind.FINISHED or outcome is EndKind.STOPPED:
         return ""
+    if outcome is EndKind.KILLED and reported:
+        return reported  # why it was killed; its nodes only know that they were asked to
     told = [end for end in ends if end.kind is outcome and end.message]
     if not told:
         return reported

@@ -188,6 +188,11 @@ def _stall(draft: Draft, job: JobRecord) -> None:
         attempt_id=job.attempt_id,
         since_s=last_at_s,
     )
+    assert job.attempt_id is not None
+    attempt = draft.state.attempts[job.attempt_id]
+    if job.spec.retry.on_stall == "restart" and attempt.state is not AttemptState.STOPPING:
+        error = str(cause)
+        stop_attempt(draft, replace(attempt, error=error), "kill", reason(ReasonCode.WORKER_FAILED, error=error))
 
 
 def attempt_due(draft: Draft, attempt: AttemptRecord) -> None:

@@ -8,7 +8,7 @@ from arena.domain.events import AttemptEnded, AttemptStarted, Event, JobSubmitte
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import Evaluated, NodeId, Progress, Ready, StepPoint, WorkerReport
 from arena.domain.reason import ReasonCode
-from arena.domain.records import EndKind, EntryKind, HistoryEntry, JobRecord, JobState, NodeEnd
+from arena.domain.records import AttemptState, EndKind, EntryKind, HistoryEntry, JobRecord, JobState, NodeEnd
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.engine.state import reasons_of
@@ -155,3 +155,42 @@ def test_a_new_attempt_has_not_stalled_for_what_the_last_one_told(is_program: bo
     told.step(9, 90.0)
     told.wait(111.0)
     assert [entry.at_s for entry in told.stalls[1:]] == [110.0]
+
+
+@pytest.mark.parametrize("is_program", [False, True])
+@pytest.mark.parametrize(("restarts_max", "state"), [(1, JobState.QUEUED), (0, JobState.FAILED)])
+def test_one_that_is_to_be_restarted_is_killed_and_counts_as_failed(
+    restarts_max: int, state: JobState, is_program: bool
+) -> None:
+    fields = {"stall_timeout_s": 20.0, "retry": {"restarts_max": restarts_max, "on_stall": "restart"}}
+    told = Told(command_spec("a", **fields)) if is_program else trained(**fields)
+    told.step(5, 10.0)
+    told.wait(31.0)
+    attempt = told.engine.state.attempts[told.attempt_id]
+    assert (attempt.state, attempt.stop_mode) == (AttemptState.STOPPING, "kill")
+    assert told.codes() == [ReasonCode.STARTED, ReasonCode.STALLED]
+    end = NodeEnd(node_id=N1, kind=EndKind.KILLED, message="killed on request")
+    step = told.engine.handle(AttemptEnded(node_id=N1, attempt_id=attempt.attempt_id, end=end), 32.0)
+    job = step.jobs[-1]
+    assert job.state is state
+    assert "no step came within 20 s after step 5" in (job.error or str(job.reasons[0]))
+    assert job.restarts_since_progress == restarts_max
+
+
+def test_one_that_is_only_told_of_runs_on() -> None:
+    told = trained(stall_timeout_s=20.0)
+    told.step(5, 10.0)
+    told.wait(31.0)
+    assert told.stalls
+    assert told.engine.state.attempts[told.attempt_id].state is AttemptState.RUNNING
+
+
+def test_what_is_being_stopped_is_not_killed_for_a_stall() -> None:
+    """Its time limit is over, and it saves for longer than it may be silent."""
+    told = trained(stall_timeout_s=5.0, stop={"time_limit_s": 10.0}, grace_s=20.0, retry={"on_stall": "restart"})
+    told.step(5, 10.0)
+    for at_s in range(14, 41):
+        told.step(at_s, float(at_s))
+    told.wait(46.0)
+    assert told.stalls
+    assert told.engine.state.attempts[told.attempt_id].stop_mode == "save"

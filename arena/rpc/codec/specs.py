@@ -209,7 +209,9 @@ def _checkpoint_to_proto(checkpoint: CheckpointSpec) -> pb.CheckpointSpec:
 
 
 def _retry_to_proto(retry: RetrySpec) -> pb.RetrySpec:
-    return pb.RetrySpec(launch_failures_max=retry.launch_failures_max, restarts_max=retry.restarts_max)
+    return pb.RetrySpec(
+        launch_failures_max=retry.launch_failures_max, restarts_max=retry.restarts_max, on_stall=retry.on_stall
+    )
 
 
 def spec_from_proto(message: pb.JobSpec) -> JobSpec:
@@ -278,6 +280,7 @@ def _limit_fields(message: pb.JobSpec) -> dict[str, Any]:
         fields["retry"] = {
             "launch_failures_max": message.retry.launch_failures_max,
             "restarts_max": optional(message.retry, "restarts_max"),
+            **_present(message.retry, "on_stall"),
         }
     return fields
 

@@ -1088,21 +1088,30 @@ class RetrySpec(_message.Message):
 
     LAUNCH_FAILURES_MAX_FIELD_NUMBER: _builtins.int
     RESTARTS_MAX_FIELD_NUMBER: _builtins.int
+    ON_STALL_FIELD_NUMBER: _builtins.int
     launch_failures_max: _builtins.int
     restarts_max: _builtins.int
     """Absent: 3 for training jobs, 0 for commands."""
+    on_stall: _builtins.str
+    """"tell" or "restart"; absent: "tell"."""
     def __init__(
         self,
         *,
         launch_failures_max: _builtins.int = ...,
         restarts_max: _builtins.int | None = ...,
+        on_stall: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max", "restarts_max", b"restarts_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_on_stall", b"_on_stall", "_restarts_max", b"_restarts_max", "on_stall", b"on_stall", "restarts_max", b"restarts_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max", "launch_failures_max", b"launch_failures_max", "restarts_max", b"restarts_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_on_stall", b"_on_stall", "_restarts_max", b"_restarts_max", "launch_failures_max", b"launch_failures_max", "on_stall", b"on_stall", "restarts_max", b"restarts_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__on_stall: _TypeAlias = _typing.Literal["on_stall"]  # noqa: Y015
+    _WhichOneofArgType__on_stall: _TypeAlias = _typing.Literal["_on_stall", b"_on_stall"]  # noqa: Y015
     _WhichOneofReturnType__restarts_max: _TypeAlias = _typing.Literal["restarts_max"]  # noqa: Y015
     _WhichOneofArgType__restarts_max: _TypeAlias = _typing.Literal["_restarts_max", b"_restarts_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__on_stall) -> _WhichOneofReturnType__on_stall | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__restarts_max) -> _WhichOneofReturnType__restarts_max | None: ...
 
 Global___RetrySpec: _TypeAlias = RetrySpec  # noqa: Y015
