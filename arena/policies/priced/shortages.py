@@ -102,12 +102,10 @@ def shortages(snapshot: Snapshot, market: Market, *, asking: int | None = None) 
     limit = market.supply - market.usage[market.keeping[alone]].sum(axis=0) + _SLACK
     types = {pool.gpu_type for pool in snapshot.shape.pools}
     of_gpus = np.array([_is_of_gpus(row, types) for row in market.rows], dtype=bool)
-    tight = np.flatnonzero(of_gpus & (market.usage.max(axis=0) > limit))
-    fits = np.ones(len(market.job), dtype=bool)
-    for row in tight.tolist():
-        fits &= market.usage[:, row] <= limit[row]
-    fits &= _is_narrow(market, _holes(snapshot, market, (of_gpus, limit), alone))
-    is_short = ~np.logical_or.reduceat(fits, firsts(market.job))
+    fits = _fitting(market, np.where(of_gpus, limit, np.inf), _holes(snapshot, market, (of_gpus, limit), alone))
+    is_short = np.zeros(len(market.contenders), dtype=bool)
+    if not fits.all():
+        is_short = ~np.logical_or.reduceat(fits, firsts(market.job))
     return Shortages(snapshot=snapshot, market=market, fits=fits, is_short=is_short)
 
 
@@ -151,17 +149,22 @@ def _holes(
     return found | holes
 
 
-def _is_narrow(market: Market, holes: Mapping[Pool, int]) -> NDArray[np.bool_]:
-    """Return the columns that take no more on one node than any of its pool could give."""
+def _fitting(market: Market, limit: Floats, holes: Mapping[Pool, int]) -> NDArray[np.bool_]:
+    """Return the columns that take no more than there is, and no more on one node than any could give.
+
+    What a job has fits. All jobs of one grid have the same columns besides, so each grid is looked at once.
+    """
     _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
     tables = [market.contenders[at].table for at in first.tolist()]
     hole = np.array([holes.get(row.pool, np.inf) for row in market.rows])
-    narrow = [(table.widest <= hole[: table.widest.shape[1]]).all(axis=1) for table in tables]
-    if all(one.all() for one in narrow):
+    count = tables[0].usage.shape[1]  # rows of shares and of deadlines come behind those of tables
+    within = np.concatenate([one.usage for one in tables]) <= limit[:count]
+    within &= np.concatenate([one.widest for one in tables]) <= hole[:count]
+    if within.all():
         return np.ones(len(market.job), dtype=bool)
-    sizes = np.array([len(one) for one in narrow])
+    fit, sizes = np.asarray(within.all(axis=1)), np.array([len(one.cells) for one in tables])
     place = (np.cumsum(sizes) - sizes)[own][market.job] + market.entry
-    return np.where(market.entry >= 0, np.concatenate(narrow)[np.maximum(place, 0)], True)
+    return np.where(market.entry >= 0, fit[np.maximum(place, 0)], True)
 
 
 def _in_the_way(snapshot: Snapshot, market: Market, types: frozenset[str]) -> tuple[Reason, ...]:
