@@ -42,18 +42,3 @@ def shares(left: int, *, exponent: float) -> tuple[float, ...]:
     power = 1 / (1 - exponent)
     ends = [(rank / left) ** power for rank in range(left + 1)]
     return tuple(after - before for before, after in pairwise(ends))
-
-
-def simulated_mean_flow_s(sizes: Sequence[float], *, exponent: float, gpu_count: int) -> float:
-    """Return the mean flow time of these shares, from one departure to the next; the closed form's oracle."""
-    left = sorted(sizes, reverse=True)
-    now_s, flow_s = 0.0, 0.0
-    while left:
-        speeds = [(share * gpu_count) ** exponent for share in shares(len(left), exponent=exponent)]
-        spent_s = min(size / speed for size, speed in zip(left, speeds, strict=True))
-        now_s += spent_s
-        left = [size - speed * spent_s for size, speed in zip(left, speeds, strict=True)]
-        gone = sum(size <= 1e-9 * max(sizes) for size in left)
-        flow_s += gone * now_s
-        left = left[: len(left) - gone]
-    return flow_s / len(sizes)
