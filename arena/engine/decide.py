@@ -118,6 +118,7 @@ def snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: 
         grids=state.grids,
         capacity=state.capacity,
         shape=state.shape,
+        nodes=state.nodes,
         places=state.places,
         checkpoint_root=config.checkpoint_root,
         restart_s=state.restart_s,

@@ -14,7 +14,7 @@ from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
-from arena.domain.records import JobRecord
+from arena.domain.records import JobRecord, NodeRecord
 from arena.domain.replacing import quickly_made
 from arena.domain.tenants import Guarantees
 from arena.policies.capacity import Capacity
@@ -53,6 +53,7 @@ class Snapshot:
         grids: Grids by job; jobs whose grid is still being built are absent.
         capacity: Devices that are free and not spoken for by a target, on usable nodes.
         shape: The cluster's shape.
+        nodes: All known nodes, for what is told of those that take no work.
         places: Checkpoint places seen by each node.
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
         checkpoint_root: Place of the jobs that name none; empty when unknown.
@@ -69,6 +70,7 @@ class Snapshot:
     grids: Mapping[JobId, Grid]
     capacity: Capacity
     shape: ClusterShape
+    nodes: Mapping[NodeId, NodeRecord] = field(default_factory=dict)
     places: Mapping[NodeId, Mapping[str, str]] = field(default_factory=dict)
     restart_s: float = 10.0
     checkpoint_root: str = ""

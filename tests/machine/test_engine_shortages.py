@@ -71,11 +71,19 @@ def test_where_no_gpu_may_be_given_away_a_job_is_told_that_none_is_free(policy: 
     assert {one.code for one in reasons} & FALSE == set()
 
 
-@pytest.mark.parametrize("breaks", [drained, dirty, silent], ids=lambda one: one.__name__)
-def test_arena_names_the_nodes_that_take_no_work(breaks: Breaks) -> None:
+@pytest.mark.parametrize(
+    ("breaks", "where"),
+    [
+        (drained, "{} is drained, disks (by ann)"),
+        (dirty, "2 GPUs of {}: a process of nobody"),
+        (silent, "{} is out of reach"),
+    ],
+    ids=["drained", "dirty", "silent"],
+)
+def test_arena_names_the_nodes_that_take_no_work_and_says_why(breaks: Breaks, where: str) -> None:
     reasons = told("arena", breaks, until_s=4.0, submitted_at_s=2.0)
     out = {str(one) for one in reasons if one.code is ReasonCode.OUT_OF_SERVICE}
-    assert out == {"4 of 4 cpu GPUs are out of service (drained, dirty or out of reach): nothing is placed on n1, n2"}
+    assert out == {f"4 of 4 cpu GPUs are out of service: {where.format('n1')}; {where.format('n2')}"}
 
 
 @pytest.mark.parametrize("policy", policy_names())

@@ -14,17 +14,19 @@ from heapq import nsmallest
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.cluster import ClusterShape
+from arena.domain.cluster import NodeState
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.domain.records import NodeRecord
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Pool
 from arena.policies.placement import Wanted, place, refused
 from arena.policies.priced.columns import Floats, Ints, firsts
 from arena.policies.priced.market import Market, Row
 from arena.policies.priced.moves import MOVES_MAX, MOVES_S, left_alone_until_s
+from arena.units import format_count
 
 LEFT_ALONE_NAMED_MAX = 3
 NAMED_MAX = 5
@@ -199,31 +201,28 @@ def _named(names: Sequence[JobId] | Sequence[NodeId]) -> str:
 
 
 def _out_of_service(snapshot: Snapshot, gpu_type: str) -> Reason | None:
-    """Return how many GPUs of a type may not be given away, and which nodes are not all there; None where all may be.
-
-    Nodes that take no work are named whatever they have: a snapshot holds no more of them than that they are known.
-    """
-    total, devices = snapshot.shape.gpu_count_by_type.get(gpu_type, 0), snapshot.capacity.devices
-    rooms = {node_id: room for node_id, room in devices.items() if room.pool[0] == gpu_type}
-    out = total - sum(len(room.free) for room in rooms.values())
+    """Return how many GPUs of a type may not be given away, on which nodes and why; None where all may be."""
+    total = snapshot.shape.gpu_count_by_type.get(gpu_type, 0)
+    out = total - sum(len(room.free) for room in snapshot.capacity.devices.values() if room.pool[0] == gpu_type)
     if out <= 0:
         return None
-    closed = [node_id for node_id in snapshot.places if node_id not in devices]
-    sizes = _sizes(snapshot.shape)
-    partly = [node_id for node_id, room in rooms.items() if len(room.free) < sizes.get(room.pool, 0)]
-    told = [f"nothing is placed on {_named(closed)}"] if closed else []
-    told += [f"only a part of {_named(partly)} is used"] if partly else []
-    where = ", ".join(told) or "some on nodes that are used otherwise"
-    return reason(ReasonCode.OUT_OF_SERVICE, out=out, total=total, gpu_type=gpu_type, where=where)
+    nodes = sorted((node_id, node) for node_id, node in snapshot.nodes.items() if node.info.gpu_type == gpu_type)
+    told = [why for _, node in nodes if (why := _trouble_of(node))]
+    more = f"; and {len(told) - NAMED_MAX} more nodes" if len(told) > NAMED_MAX else ""
+    where = "; ".join(told[:NAMED_MAX]) + more
+    return reason(ReasonCode.OUT_OF_SERVICE, out=out, total=total, gpu_type=gpu_type, where=where or "just now")
 
 
-def _sizes(shape: ClusterShape) -> dict[Pool, int]:
-    """Return the GPUs of a node of each pool; those of pools with nodes of several sizes cannot be told apart."""
-    found: dict[Pool, int] = {}
-    for pool in shape.pools:
-        key = (pool.gpu_type, pool.zone)
-        found[key] = 0 if key in found else pool.gpus_per_node
-    return found
+def _trouble_of(node: NodeRecord) -> str:
+    """Return why a node, or a part of it, takes no work; nothing where it does, or is not counted any more."""
+    if node.state is NodeState.LOST:
+        return ""
+    if node.state is not NodeState.READY:
+        return f"{node.node_id} is {node.state.value}" + (f", {node.state_cause}" if node.state_cause else "")
+    if node.disconnected_at_s is not None:
+        return f"{node.node_id} is out of reach"
+    dirty = [device.dirty for device in node.info.devices if device.dirty]
+    return f"{format_count(len(dirty), 'GPU')} of {node.node_id}: {dirty[0]}" if dirty else ""
 
 
 def no_cell(snapshot: Snapshot, grid: Grid) -> tuple[Reason, ...]:
