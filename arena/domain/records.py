@@ -210,7 +210,7 @@ class JobRecord:
         not_before_s: Backoff: no launch before this instant.
         run_time_s: Seconds its attempts have run (first step to end), for time limits and attained service.
         gpu_seconds: Attained service.
-        launched_at_s: Instants of its latest launches, the last ``LAUNCHES_KEPT``.
+        launched_at_s: Instants of its latest launches since it was last released, the last ``LAUNCHES_KEPT``.
         struck: Plans that ran out of memory and are not tried again.
         failed_starts: Nodes that it failed on before a first step, since it made one there or was released.
         is_deadline_promised: Whether its deadline could be promised when its first grid was there.

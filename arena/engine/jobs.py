@@ -78,6 +78,8 @@ def _release(draft: Draft, job: JobRecord) -> None:
     state = JobState.QUEUED if job.state is JobState.HELD else job.state
     cause = reason(ReasonCode.NOT_YET_EVALUATED)
     job = replace(forgiven(job), restarts_since_progress=0)
+    if job.state is JobState.HELD:
+        job = replace(job, launched_at_s=())  # its user has it started again: nobody moved it
     draft.put_job(replace(job, wish=Wish.RUN, state=state, reasons=(cause,)))
 
 

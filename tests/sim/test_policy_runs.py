@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from arena.domain.events import JobSubmitted, NodeRegistered
+from arena.domain.events import JobSubmitted, JobWishChanged, NodeRegistered
 from arena.domain.job import JobId, JobSpec
 from arena.domain.records import EntryKind, JobRecord, JobState
 from arena.planner.source import PlannerGridSource
@@ -61,6 +61,18 @@ def test_who_is_displaced_is_told_for_whom(policy: str) -> None:
     told = [entry for step in sim.steps for entry in step.history if entry.kind is EntryKind.JOB_PREEMPTED]
     assert {(entry.job_id, entry.data["by"]) for entry in told} == {("long", "short")}
     assert all(entry.message.endswith("; its GPUs go to short") for entry in told)
+
+
+def test_starts_that_its_user_asked_for_are_no_moves():
+    """A job that was held and released four times gives way to others like any other."""
+    sim = simulation("arena", nodes=1, gpus=4)
+    submit(sim, 1.0, "long", train_spec("long", stop={"steps": 1_000_000}))
+    for turn in range(5):
+        for at_s, wish in ((50.0, "hold"), (80.0, "run")):
+            sim.at(100.0 * turn + at_s, JobWishChanged(job_id=JobId("long"), wish=wish, by="ann"))
+    submit(sim, 600.0, "short", train_spec("short", stop={"steps": 20}))
+    sim.run(until_s=1_200.0)
+    assert sim.ended[JobId("short")].state is JobState.SUCCEEDED
 
 
 def test_a_large_job_is_not_starved_by_a_stream_of_small_ones():

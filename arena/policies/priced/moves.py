@@ -1,7 +1,7 @@
 """How often jobs were launched again of late, and until when those are left alone that were too often. Pure.
 
-A record has no more than the instants of a job's latest launches, not why it was launched: one that its user held and
-released, or that failed, counts like one that was moved.
+A record has no more than the instants of a job's latest launches since it was last released, not why it was launched:
+one that failed counts like one that was moved.
 """
 
 from __future__ import annotations
