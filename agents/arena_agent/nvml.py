@@ -185,8 +185,10 @@ class NvmlDevices:
         return tuple(gpus[uuid] for uuid in visible_uuids(self._visible, candidates))
 
 
-_UNTOLD = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|GRAPHICS|DEVICE|GENERATION|SXM\d*|PCIE|NVL|HBM\w*|\d+GB")
-"""Words of a driver's name that the catalog leaves out: makes, sockets and sizes."""
+_UNTOLD = re.compile(
+    r"NVIDIA|TESLA|QUADRO|GEFORCE|GRAPHICS|DEVICE|GENERATION|SXM\d*|PCIE|NVL|DGXS|FHHL|LS|H|HBM\w*|\d+GB"
+)
+"""Words of a driver's name that the catalog leaves out: makes, boards, sockets and sizes."""
 
 _SIZED = frozenset({"a100-40", "a100-80", "v100-16", "v100-32", "h100-96"})
 """Names of the catalog that a size belongs to."""
@@ -202,6 +204,7 @@ def catalog_name(gpu: PhysicalGpu) -> str:
     if words[:1] == ["RTX"] and len(words) > 1 and words[1][0].isalpha():
         words = words[1:]  # as in ``RTX A6000``
     base = re.sub(r"(\d)-(ti|super)\b", r"\1\2", "-".join(words).lower())
+    base = base or re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-") or "unknown"
     size = re.search(r"(\d+)\s*GB\b", whole)
     if size and f"{base}-{size.group(1)}" in _SIZED:
         base = f"{base}-{size.group(1)}"

@@ -140,9 +140,7 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "GPUs that it could use are with {job}, which was started again {count:.0f} times within an hour and is left "
         "alone for {rest_s:.0f} s"
     ),
-    ReasonCode.OUT_OF_SERVICE: (
-        "{out:.0f} of {total:.0f} {gpu_type} GPU{total:s} are out of service: {where}"
-    ),
+    ReasonCode.OUT_OF_SERVICE: ("{out:.0f} of {total:.0f} {gpu_type} GPU{total:s} are out of service: {where}"),
     ReasonCode.KEPT: (
         "has {group}: there it saves all jobs {value:.3g} s of waiting each second, others would save {price:.3g} s"
     ),

@@ -31,6 +31,7 @@ from arena.engine.entries import Entry, entry
 from arena.engine.node_state import settle_node
 from arena.engine.outcome import conclude_job, drop_target, forgiven
 from arena.engine.spending import usd_per_s
+from arena.engine.state import next_epoch
 
 NOT_THE_NODES_FAULT = frozenset({"port", "config"})
 """Launch failures that say nothing about the node: a port taken, a job that can never be started."""
@@ -57,7 +58,7 @@ def try_launch(draft: Draft, job: JobRecord) -> None:
     if any(not state.nodes[node_id].is_usable for node_id in target.allocation.node_ids):
         return
     if target.allocation.device_ids <= _clean_devices(draft, target.allocation.node_ids):
-        draft.hold(attempt_id(job.job_id, job.epoch + 1), target.allocation.device_ids)
+        draft.hold(attempt_id(job.job_id, next_epoch(draft.state, job)), target.allocation.device_ids)
         launch(draft, job, target, evaluated_at_s=job.evaluated_at_s)
     else:
         drop_target(draft, job)
@@ -75,7 +76,7 @@ def _clean_devices(draft: Draft, node_ids: tuple[NodeId, ...]) -> frozenset[Devi
 
 def launch(draft: Draft, job: JobRecord, target: Target, *, evaluated_at_s: float | None) -> None:
     """Begin a job's next attempt on devices that it has been given."""
-    epoch = job.epoch + 1
+    epoch = next_epoch(draft.state, job)
     first = draft.state.nodes[target.allocation.shares[0].node_id]
     port = _lease_port(draft, first)
     attempt = AttemptRecord(
@@ -92,7 +93,7 @@ def launch(draft: Draft, job: JobRecord, target: Target, *, evaluated_at_s: floa
         decision_index=target.decision_index,
         decided_at_s=target.decided_at_s,
         launched_at_s=draft.now_s,
-        transition=AttemptTransition.RESTART if epoch > 1 else AttemptTransition.START,
+        transition=AttemptTransition.RESTART if job.epoch else AttemptTransition.START,
         predecessor=job.predecessor,
     )
     draft.put_attempt(attempt)

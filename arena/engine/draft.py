@@ -32,7 +32,7 @@ from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_
 from arena.engine.config import EngineConfig
 from arena.engine.entries import Entries, Entry, entry
 from arena.engine.ports import RestartCost, Step
-from arena.engine.state import ClusterState, pool_of, wants_devices
+from arena.engine.state import ClusterState, next_epoch, pool_of, wants_devices
 from arena.errors import InternalError
 from arena.policies.base import Decision, Holding
 
@@ -271,7 +271,7 @@ class Draft:
         if job.wish is not Wish.RUN:
             return False
         capacity, changed = self.state.capacity, []
-        name, held = attempt_id(job.job_id, job.epoch + 1), dict[DeviceId, AttemptId]()
+        name, held = attempt_id(job.job_id, next_epoch(self.state, job)), dict[DeviceId, AttemptId]()
         for share in allocation.shares:
             room, mine = capacity.rooms.get(share.node_id), share.device_ids
             if room is None:

@@ -85,6 +85,8 @@ class Restored:
         last_at_s: Greatest instant on record; the clock must not fall behind it.
         lengths: What jobs that ended have taught about lengths.
         restart_cost: What restarts were measured to cost, None if none was.
+        epoch_floor: Attempts with numbers up to this one may have been made that are not on record: what is known is a
+            copy from before them.
     """
 
     jobs: tuple[JobRecord, ...] = ()
@@ -96,6 +98,7 @@ class Restored:
     last_at_s: float = 0.0
     lengths: LengthHistory = field(default_factory=LengthHistory)
     restart_cost: RestartCost | None = None
+    epoch_floor: int = 0
 
 
 class Store(Protocol):

@@ -45,6 +45,7 @@ class ClusterState:
         restart_s: Cost of a reconfiguration: assumed until ``restart_sample_count`` were measured, then their
             moving average.
         lengths: What jobs that ended have taught about lengths.
+        epoch_floor: See ``Restored``.
     """
 
     jobs: Map[JobId, JobRecord] = field(default_factory=Map)
@@ -71,6 +72,12 @@ class ClusterState:
     restart_s: float = 10.0
     restart_sample_count: int = 0
     lengths: LengthHistory = field(default_factory=LengthHistory)
+    epoch_floor: int = 0
+
+
+def next_epoch(state: ClusterState, job: JobRecord) -> int:
+    """Return the number of a job's next attempt: none that was ever given to it."""
+    return max(job.epoch, state.epoch_floor) + 1
 
 
 def pool_of(node: NodeRecord) -> Pool:
@@ -177,4 +184,5 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
         lengths=restored.lengths,
         restart_s=cost.mean_s,
         restart_sample_count=cost.sample_count,
+        epoch_floor=restored.epoch_floor,
     )

@@ -29,6 +29,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._items: deque[Item] = deque()
+        self.arrived_count = 0
         self._filled = asyncio.Event()
         self._closed_for: ArenaError | None = None
 
@@ -50,6 +51,7 @@ class Inbox:
 
     def _put(self, item: Item) -> None:
         self._items.append(item)
+        self.arrived_count += 1
         self._filled.set()
 
     def wake(self) -> None:
@@ -66,6 +68,11 @@ class Inbox:
                 await self._filled.wait()
         except TimeoutError:
             return
+
+    @property
+    def taken_count(self) -> int:
+        """How many of all that arrived are not here any more."""
+        return self.arrived_count - len(self._items)
 
     def take(self, count_max: int) -> list[Item]:
         """Return the next items, oldest first."""

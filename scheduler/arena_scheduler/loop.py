@@ -120,6 +120,7 @@ class Driver:
         self._room_at_s = 0.0
         self.dropped = store.dropped()
         self._tick_not_before_s = 0.0
+        self._tick_behind = 0
         self.durable_state = brain.state
         self.read_only_cause: str | None = None
         self.ended_counts: Counter[JobState] = Counter()
@@ -131,10 +132,13 @@ class Driver:
             await self._inbox.wait(self._idle_s())
             self._awake.beat()
             items = self._inbox.take(ITEMS_PER_BATCH_MAX)
-            if self._is_tick_due():
+            if self._inbox.taken_count >= self._tick_behind and self._is_tick_due():
                 items.append(Item(event=Tick()))
             if items:
                 await self._turn(items)
+            if self._inbox.taken_count >= self._tick_behind:
+                # What was said while the engine was at work is heard before any deadline is looked at.
+                self._tick_behind = self._inbox.arrived_count
             await self._probe()
             await self._drop_old()
             await self._keep_room()
@@ -226,7 +230,8 @@ class Driver:
             else:
                 handled.done.append((item, found))
             if self._clock.now_s() > until_s:
-                return replace(handled, left=items[index + 1 :])
+                left = [item for item in items[index + 1 :] if not isinstance(item.event, Tick)]
+                return replace(handled, left=left)
         return handled
 
     def _handle(self, event: Event) -> Step | ArenaError:

@@ -115,7 +115,7 @@ class Sessions:
         """Queue the verdict on a node's registration, and whatever is sent after it."""
         session = self._sessions.get(node_id)
         if session is not None:
-            session.is_answered = True
+            session.is_answered, session.heard_s = True, self._awake.awake_s()
         return self.send(node_id, message)
 
     def send(self, node_id: NodeId, message: pb.OpenSessionResponse) -> bool:
@@ -139,5 +139,6 @@ class Sessions:
             session.close(why)
 
     def silent(self, grace_s: float) -> list[Session]:
-        """Return the sessions not heard for longer than the grace."""
-        return [session for session in self if self._awake.awake_s() - session.heard_s > grace_s]
+        """Return the sessions not heard for longer than the grace; before its verdict an agent has nothing to say."""
+        now_s = self._awake.awake_s()
+        return [session for session in self if session.is_answered and now_s - session.heard_s > grace_s]

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import resource
 import shutil
+import sqlite3
 import stat
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from arena.domain.records import AttemptState
+from arena.engine.state import next_epoch, restored_state
 from arena.errors import UnavailableError
 from arena_scheduler.reading import JobQuery
 from arena_scheduler.store.connection import check_file
 from arena_scheduler.store.writes import SqliteStore
+from tests.builders import allocation_on, job_record
+from tests.contract.test_store_contract import attempt, step
 from tests.contract.test_store_sqlite import start_committer, submit
 from tests.fakes.command_line import Arena
 
@@ -156,3 +163,36 @@ def test_no_job_of_a_restored_scheduler_gets_the_id_of_one_that_it_has_never_see
     again = SqliteStore.open(tmp_path / "copy.db")
     assert again.identity == restored.identity, "it is one scheduler from then on"
     again.close()
+
+
+def test_no_attempt_of_a_restored_scheduler_has_a_number_that_a_node_may_have_seen(
+    arena: Arena, database: Path, tmp_path: Path
+) -> None:
+    """Jobs were launched again since the backup; nodes and checkpoint places refuse what is not younger than that."""
+    live = replace(job_record("live"), epoch=7)
+    store = SqliteStore.open(database)
+    store.commit([step(live, attempts=(attempt(live, 7, allocation_on(("n1", [0])), state=AttemptState.ENDED),))])
+    store.close()
+    files = [database]
+    for number in range(2):  # also of a copy that was restored and copied again
+        files.append(tmp_path / f"copy{number}.db")
+        assert arena("backup", files[-1], "--db", files[-2]).code == 0
+    epochs = []
+    for file in files:
+        store = SqliteStore.open(file)
+        epochs.append(next_epoch(restored_state(store.load(), restart_s=10.0), live))
+        store.close()
+    assert epochs == [8, 10_008, 20_008]
+
+
+def test_a_file_that_is_no_schedulers_database_is_its_users_error(arena: Arena, tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("CREATE TABLE notes (text)")
+    empty = tmp_path / "empty.db"
+    empty.touch()
+    for file in (other, empty):
+        answer = arena("backup", tmp_path / "copy.db", "--db", file)
+        assert answer.code == 4
+        assert "is not a scheduler's database" in answer.err
+        assert not (tmp_path / "copy.db").exists()

@@ -23,7 +23,8 @@ from arena.domain.events import (
 )
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import AttemptId, NodeId, WorkerError
-from arena.domain.records import EndKind, EntryKind, JobRecord, JobState, NodeEnd, Wish
+from arena.domain.records import AttemptTransition, EndKind, EntryKind, JobRecord, JobState, NodeEnd, Wish
+from arena.domain.replacing import replace
 from arena.engine.config import EngineConfig
 from arena.engine.counts import gpu_counts
 from arena.engine.engine import Engine, replay
@@ -355,6 +356,21 @@ def test_who_is_released_has_failed_no_launch() -> None:
     for wish in ("hold", "run"):
         sim.handle(JobWishChanged(job_id=JobId("a"), wish=wish, by="ann"))
     assert sim.engine.state.jobs[JobId("a")].launch_failure_count == 0
+
+
+def test_after_a_restore_from_a_copy_attempts_have_numbers_that_nobody_has_seen() -> None:
+    sim = with_nodes(simulation("arena"), "n1")
+    sim.engine.state = replace(sim.engine.state, epoch_floor=500)
+    sim.at(1.0, submit("a", train_spec("a", stop={"steps": 2_000})))
+    sim.at(100.0, submit("b", train_spec("b", stop={"steps": 50})))
+    sim.run()
+    made = {one.attempt_id: one for step in sim.steps for one in step.attempts}
+    assert min(one.epoch for one in made.values()) == 501
+    assert {name: one.transition for name, one in made.items() if one.epoch == 501} == {
+        "a.501": AttemptTransition.START,
+        "b.501": AttemptTransition.START,
+    }
+    assert {job.state for job in sim.ended.values()} == {JobState.SUCCEEDED}
 
 
 def test_drain_lets_work_end_and_takes_no_new() -> None:

@@ -121,6 +121,12 @@ def test_no_visible_gpu_is_a_problem():
         ("NVIDIA GeForce RTX 2080 Ti", "rtx-2080ti"),
         ("NVIDIA TITAN RTX", "titan-rtx"),
         ("Tesla T4", "t4"),
+        ("Tesla V100-DGXS-32GB", "v100-32"),
+        ("Tesla V100-FHHL-16GB", "v100-16"),
+        ("Tesla V100-SXM2-32GB-LS", "v100-32"),
+        ("Tesla V100-SXM3-32GB-H", "v100-32"),
+        ("NVIDIA Graphics Device", "nvidia-graphics-device"),
+        ("", "unknown"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "h100-mig-1g-10gb"),
     ],
 )

@@ -70,6 +70,8 @@ _ID_LENGTH = 4
 _PROBE_BYTES = 65_536
 RESTART_COST = "restart_cost"
 """Under which what restarts were measured to cost stands in the table of single values."""
+EPOCH_FLOOR = "epoch_floor"
+"""Under which a copy says up to which number there may have been attempts since it was made."""
 TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
@@ -286,6 +288,7 @@ class SqliteStore:
             last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
             lengths=LengthHistory.of(ended[0]),
             restart_cost=next(iter(restart_costs[0]), None),
+            epoch_floor=int(connection.scalar(select(META.c.value).where(META.c.key == EPOCH_FLOOR)) or 0),
         )
 
 
