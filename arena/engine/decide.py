@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from arena.domain.allocation import Allocation, splits_tensor_parallel_group
+from arena.domain.allocation import splits_tensor_parallel_group
 from arena.domain.job import JobId
 from arena.domain.launch import DeviceId
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import EntryKind, JobRecord, JobState, Target
 from arena.domain.replacing import replace
 from arena.engine.attempts import launch, stop_attempt, try_launch
-from arena.engine.blame import to_blame
+from arena.engine.blame import Blamed, to_blame
 from arena.engine.config import EngineConfig
 from arena.engine.draft import Draft
 from arena.engine.jobs import count_evaluation_failure, tell_broken
@@ -145,25 +145,27 @@ def _ask_without_culprits(draft: Draft, policy: Policy, index: int, error: str) 
     Those that run come first: left out, they run on. Of those that wait the newest comes first. Where nobody can be
     left out, or only all of several that wait, it is the policy that fails, and nobody is blamed.
     """
-    state, found = draft.state, dict[frozenset[JobId], Decision | None]()
+    state = draft.state
 
-    def mends(without: frozenset[JobId]) -> bool:
-        if without not in found:
-            found[without] = _without(draft, policy, index, without) if len(found) < ASKS_MAX else None
-        return found[without] is not None
+    def without(left_out: frozenset[JobId]) -> Decision | None:
+        return _without(draft, policy, index, left_out)
 
-    before = {job_id for job_id, job in state.jobs.items() if job.evaluation_failure_count}
-    suspects = sorted([*sorted(state.holding), *state.queue[::-1]], key=lambda job_id: job_id not in before)
-    blamed = to_blame(suspects, mends) if mends(frozenset(suspects)) else frozenset()
+    suspects = [*sorted(state.holding), *state.queue[::-1]]
+    known = [job_id for job_id in suspects if state.jobs[job_id].evaluation_failure_count]
+    # One that runs is not held and fails each decision: those of the last time are mostly those of this one.
+    found: Blamed[Decision] = to_blame(known, without, tries_max=ASKS_MAX) if known else Blamed()
+    if found.answer is None:
+        found = to_blame(suspects, without, tries_max=ASKS_MAX)
     waiting = set(state.queue)
-    if not mends(blamed) or (len(waiting) > 1 and waiting <= blamed):
+    if found.answer is None or (len(waiting) > 1 and waiting <= found.guilty):
         draft.record(EntryKind.DECISION, f"the policy failed: {error}", error=error)
         return Decision(rest=reason(ReasonCode.INTERNAL_ERROR, error=error))
-    for job_id in sorted(blamed):
-        count_evaluation_failure(draft, state.jobs[job_id], error)
-    decision = found[blamed]
-    assert decision is not None
-    return decision
+    told = (reason(ReasonCode.INTERNAL_ERROR, error=error),)
+    for job_id in sorted(found.guilty):
+        job = state.jobs[job_id]
+        if job_id in waiting or job.reasons != told:
+            count_evaluation_failure(draft, job, error)
+    return found.answer
 
 
 def _without(draft: Draft, policy: Policy, index: int, without: frozenset[JobId]) -> Decision | None:
@@ -234,10 +236,11 @@ def _check_device(state: ClusterState, choices: Mapping[JobId, Choice | None], d
 
 def _carry_out(draft: Draft, decision: Decision, index: int) -> None:
     choices, ready = sorted(decision.choices.items()), {}
+    takers = _takers(decision) if any(choice is None for _, choice in choices) else {}
     for job_id, choice in choices:
         job = draft.state.jobs[job_id]
         if choice is None:
-            _preempt(draft, job, decision)
+            _preempt(draft, job, decision, takers)
         elif job.attempt_id is not None:
             _reconfigure(draft, job, choice, index)
         elif draft.take_free(job, choice.allocation):
@@ -251,13 +254,13 @@ def _carry_out(draft: Draft, decision: Decision, index: int) -> None:
             try_launch(draft, draft.state.jobs[job_id])
 
 
-def _preempt(draft: Draft, job: JobRecord, decision: Decision) -> None:
+def _preempt(draft: Draft, job: JobRecord, decision: Decision, taker_by_device: Mapping[DeviceId, JobId]) -> None:
     assert job.attempt_id is not None
     causes = decision.reasons.get(job.job_id, ())
     cause = causes[0] if causes else reason(ReasonCode.PREEMPTED, job="others")
     draft.put_job(replace(job, state=JobState.PREEMPTING, preemption_count=job.preemption_count + 1, reasons=(cause,)))
     attempt = draft.state.attempts[job.attempt_id]
-    takers = _takers(decision, attempt.allocation)
+    takers = sorted({taker_by_device[one] for one in attempt.allocation.device_ids if one in taker_by_device})
     draft.record(
         EntryKind.JOB_PREEMPTED,
         f"{cause}; its GPUs go to {', '.join(takers)}" if takers else str(cause),
@@ -270,11 +273,10 @@ def _preempt(draft: Draft, job: JobRecord, decision: Decision) -> None:
     stop_attempt(draft, attempt, "save", cause)
 
 
-def _takers(decision: Decision, allocation: Allocation) -> list[JobId]:
-    """Return who is given any of the devices of an allocation, by id."""
-    devices = allocation.device_ids
+def _takers(decision: Decision) -> dict[DeviceId, JobId]:
+    """Return who is given each device that a decision gives away."""
     given = ((job_id, choice) for job_id, choice in decision.choices.items() if choice is not None)
-    return sorted(job_id for job_id, choice in given if devices & choice.allocation.device_ids)
+    return {device: job_id for job_id, choice in given for device in choice.allocation.device_ids}
 
 
 def _set_target(draft: Draft, job: JobRecord, choice: Choice, index: int, state: JobState) -> None:

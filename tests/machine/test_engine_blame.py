@@ -66,6 +66,18 @@ def test_of_many_that_wait_those_are_held_on_whom_it_fails(guilty: set[str]) -> 
     assert all(found[name] is JobState.SUCCEEDED for name in names if name not in guilty)
 
 
+def test_of_very_many_on_whom_it_fails_nobody_else_is_held() -> None:
+    guilty = {f"j{at:03}" for at in range(0, 300, 11)}
+    sim = simulation(Failing(on=frozenset(guilty)))
+    names = [f"j{at:03}" for at in range(300)]
+    submit(sim, 1.0, *names)
+    sim.run(until_s=3_000.0)
+    held = {name for name, state in states(sim).items() if state is JobState.HELD}
+    innocent = [job for job in sim.engine.state.jobs.values() if job.job_id not in guilty]
+    assert held <= guilty
+    assert not any(job.evaluation_failure_count for job in innocent)
+
+
 def test_one_that_runs_runs_on_and_nobody_else_is_held_for_it() -> None:
     policy = Failing(on=frozenset())
     sim = simulation(policy)
@@ -75,7 +87,12 @@ def test_one_that_runs_runs_on_and_nobody_else_is_held_for_it() -> None:
     submit(sim, 20.0, "g0", "g1", "g2")
     sim.run(until_s=100.0)
     assert {states(sim)[name] for name in ("g0", "g1", "g2")} == {JobState.SUCCEEDED}
+    before = policy.asked
+    submit(sim, 101.0, "g3")
+    sim.run(until_s=101.5)
+    assert policy.asked - before <= 9, "it is known by now"
     bad = sim.engine.state.jobs[JobId("bad")]
+    assert bad.evaluation_failure_count == 1
     assert (bad.state, bad.preemption_count) == (JobState.RUNNING, 0)
     assert [one.code for one in bad.reasons] == [ReasonCode.INTERNAL_ERROR]
 
