@@ -15,10 +15,10 @@ FAILED_STARTS_KEPT = 8
 AVOIDED_S = 600.0
 """So long a job keeps away from a node that it failed on: other nodes may be busy for longer than anybody can wait.
 
-It doubles whenever the job fails there again, up to ``AVOIDED_S_MAX``: who may grow would come back for ever.
+It doubles whenever the job fails there again, so often at most: who may grow would come back for ever.
 """
 
-AVOIDED_S_MAX = 32 * AVOIDED_S
+AVOIDED_DOUBLINGS_MAX = 5
 
 _NUMBER = re.compile(r"\d+")
 
@@ -44,7 +44,8 @@ class FailedStart:
     @property
     def avoided_until_s(self) -> float:
         """Until when the job keeps away from the node, as long as there are others."""
-        return float(self.at_s + min(AVOIDED_S * 2 ** (self.times - 1), AVOIDED_S_MAX))
+        doublings = min(self.times - 1, AVOIDED_DOUBLINGS_MAX)
+        return self.at_s + AVOIDED_S * 2.0**doublings
 
     @property
     def way(self) -> str:

@@ -104,8 +104,9 @@ def _blind_refusal(
         return None
     where = checkpoint_place(snapshot, job)
     outside = [node_id for node_id in anywhere.node_ids if node_id not in nodes]
+    is_known = bool(where) and any(snapshot.places.values())
+    blind = [node_id for node_id in outside if is_known and not sees_place(snapshot, node_id, where)]
     failed = next((one for node_id, one in avoided(snapshot, job).items() if node_id in outside), None)
-    if failed is not None:
+    if failed is not None and not blind:
         return reason(ReasonCode.NODE_AVOIDED, node=str(failed.node_id), error=failed.error)
-    blind = [node_id for node_id in outside if not sees_place(snapshot, node_id, where)]
     return reason(ReasonCode.NO_SHARED_CHECKPOINT_PLACE, place=where, node=str((blind or outside)[0]))

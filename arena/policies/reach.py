@@ -5,7 +5,7 @@ Pure: no I/O, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import PurePosixPath
 
 from arena.domain.allocation import Allocation
@@ -52,54 +52,63 @@ def reachable_nodes(snapshot: Snapshot, job: JobRecord, current: Allocation | No
 
 
 def allowed_nodes(snapshot: Snapshot, job: JobRecord, current: Allocation | None = None) -> NodeSets:
-    """Return the sets of nodes that a job may be given, the best first; None stands for any node.
+    """Return the sets of nodes that a job may be given, the best first; None stands for any node."""
+    sets, names = reachable_nodes(snapshot, job, current), avoided(snapshot, job, current).keys()
+    return _others(snapshot, sets, names) if names else sets
 
-    It keeps away from those that it failed on before its first step, for as long as it could have others if nothing
-    ran there: those may be worth waiting for.
+
+def avoided(snapshot: Snapshot, job: JobRecord, current: Allocation | None = None) -> Mapping[NodeId, FailedStart]:
+    """Return the nodes that a job keeps away from at present, having failed there before its first step.
+
+    None, where it could have no others if nothing ran there: those may be worth waiting for. Nor is it driven from what
+    it has.
     """
-    sets = reachable_nodes(snapshot, job, current)
-    if not job.failed_starts:
-        return sets
-    others = _others(snapshot, job, sets, current)
+    mine = set(current.node_ids if current is not None else ())
+    failed = {one.node_id: one for one in job.failed_starts if snapshot.now_s < one.avoided_until_s}
+    failed = {node_id: one for node_id, one in failed.items() if node_id not in mine}
     grid = snapshot.grids.get(job.job_id)
-    cells = (*grid.cells, *grid.mixed) if grid is not None else ()
-    return others if any(_could_be_had(snapshot, job, cell, others) for cell in cells) else sets
+    if not failed or grid is None:
+        return {}
+    others = _emptied(snapshot, _others(snapshot, reachable_nodes(snapshot, job, current), failed.keys()))
+    return failed if any(_could_be_had(job, cell, others) for cell in (*grid.cells, *grid.mixed)) else {}
 
 
 def off_avoided(snapshot: Snapshot, job: JobRecord, grid: Grid) -> Grid:
     """Return a grid without the cells that a job could only have on nodes that it keeps away from, if any are left."""
-    if not job.failed_starts:
+    names = avoided(snapshot, job).keys()
+    if not names:
         return grid
-    others = _others(snapshot, job, reachable_nodes(snapshot, job))
-    cells = tuple(cell for cell in grid.cells if _could_be_had(snapshot, job, cell, others))
+    sets = reachable_nodes(snapshot, job)
+    everywhere, others = _emptied(snapshot, sets), _emptied(snapshot, _others(snapshot, sets, names))
+    cells = tuple(
+        cell
+        for cell in grid.cells
+        if _could_be_had(job, cell, others) or not _could_be_had(job, cell, everywhere)  # that is not for this
+    )
     return replace(grid, cells=cells) if cells else grid
 
 
-def avoided(snapshot: Snapshot, job: JobRecord) -> Mapping[NodeId, FailedStart]:
-    """Return the nodes that a job keeps away from, as long as there are others."""
-    return {one.node_id: one for one in job.failed_starts if snapshot.now_s < one.avoided_until_s}
-
-
-def _others(snapshot: Snapshot, job: JobRecord, sets: NodeSets, current: Allocation | None = None) -> NodeSets:
-    """Return sets of nodes without those that a job keeps away from; it is not driven from what it has."""
-    names = avoided(snapshot, job).keys() - set(current.node_ids if current is not None else ())
-    if not names:
-        return sets
+def _others(snapshot: Snapshot, sets: NodeSets, names: Set[NodeId]) -> NodeSets:
+    """Return sets of nodes without some."""
     left = (frozenset(snapshot.capacity.devices if nodes is None else nodes) - names for nodes in sets)
     return tuple(nodes for nodes in left if nodes)
 
 
-def _could_be_had(snapshot: Snapshot, job: JobRecord, cell: Cell, sets: NodeSets) -> bool:
-    """Tell whether a cell could be placed on usable nodes of one of the sets if nothing ran there."""
+def _could_be_had(job: JobRecord, cell: Cell, rooms: Sequence[Capacity]) -> bool:
+    """Tell whether a cell could be placed in any of some rooms."""
     wanted = Wanted(plan=cell.best.plan, same_zone=job.spec.gpus.same_zone)
-    return any(not isinstance(place(_emptied(snapshot, nodes), cell.group, wanted), Reason) for nodes in sets)
+    return any(not isinstance(place(room, cell.group, wanted), Reason) for room in rooms)
 
 
-def _emptied(snapshot: Snapshot, nodes: Set[NodeId] | None) -> Capacity:
-    rooms = snapshot.capacity.devices.items()
-    return Capacity().with_rooms(
-        (node_id, room.pool, room.free) for node_id, room in rooms if nodes is None or node_id in nodes
-    )
+def _emptied(snapshot: Snapshot, sets: NodeSets) -> list[Capacity]:
+    """Return what the usable nodes of each set would have to give if nothing ran there."""
+    devices = snapshot.capacity.devices.items()
+    return [
+        Capacity().with_rooms(
+            (node_id, room.pool, room.free) for node_id, room in devices if nodes is None or node_id in nodes
+        )
+        for nodes in sets
+    ]
 
 
 def sees_place(snapshot: Snapshot, node_id: NodeId, place: str) -> bool:

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from arena.domain.failed_start import FailedStart
 from arena.domain.job import JobId
+from arena.domain.launch import NodeId
 from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import Progress
 from arena.policies.base import Snapshot
@@ -103,3 +105,26 @@ def test_what_runs_longer_than_it_is_believed_to_is_not_looked_at_all_the_time()
     decision = POLICY.decide(replace(snapshot, jobs=jobs))
     assert reserved(decision.reasons[LARGE_ID]).code is ReasonCode.RESERVED
     assert decision.look_again_at_s == snapshot.now_s + LOOK_AGAIN_S
+
+
+def test_no_node_is_kept_for_a_job_that_keeps_away_from_it() -> None:
+    """It failed on the node that is free first, before its first step: others may have that."""
+    whole, now_s = grid_of(cell("cpu", [2], 1.0)), 5_000.0
+    spec = {"preemptible": False, "kind": "moldable"}
+    jobs = {
+        "a": (train_spec("a", stop={"steps": 300}, **spec), SMALL),
+        "large": (train_spec("large", stop={"steps": 500}), whole),
+        "new": (train_spec("new", stop={"steps": 4_000}, **spec), SMALL),
+    }
+    running = {"a": holding_of(SMALL, allocation_on(("n2", [0])), movable=False, since_s=now_s)}
+    snapshot = snapshot_of([node_info("n1"), node_info("n2")], jobs, running=running, now_s=now_s, restart_s=10.0)
+    failed = FailedStart(job_id=LARGE_ID, user="ann", node_id=NodeId("n1"), error="CUDA", at_s=now_s - 60.0)
+    for starts, kept, has_new in (((), "n1", False), ((failed,), "n2", True)):
+        waited = replace(snapshot.jobs[LARGE_ID], submitted_at_s=now_s - 2_000.0, failed_starts=starts)
+        decision = POLICY.decide(replace(snapshot, jobs=snapshot.jobs.set(LARGE_ID, waited)))  # type: ignore[attr-defined]
+        assert (LARGE_ID in decision.choices) is not has_new
+        if has_new:
+            assert reserved(decision.reasons[LARGE_ID]).names["nodes"] == kept
+            choice = decision.choices[JobId("new")]
+            assert choice is not None
+            assert choice.allocation.node_ids == (NodeId("n1"),)

@@ -50,6 +50,7 @@ from arena.policies.priced.resting import Resting, resting
 from arena.policies.priced.shares import steadied
 from arena.policies.priced.timetable import Block
 from arena.policies.priced.urgency import next_look_s, overdue, urged
+from arena.policies.reach import avoided
 
 RESERVATIONS_MAX = 64
 """Jobs that nodes are kept for at the same time."""
@@ -168,7 +169,8 @@ def _waited(snapshot: Snapshot, market: Market, mask: NDArray[np.bool_], late: S
         if alike in known:
             continue
         known.add(alike)
-        found = reserved(market, times, own, lengths_of(snapshot, market, own)) if len(own) else None
+        off = _off(snapshot, market, at)
+        found = reserved(market, times, own, lengths_of(snapshot, market, own), without=off) if len(own) else None
         if found is not None and found.start_s < math.inf:
             beside = [replace(one, nodes=tuple(sorted({*one.nodes} - {*found.nodes}))) for one in waits[:1]]
             return {one.at: one for one in (found, *beside)}
@@ -204,13 +206,20 @@ def _reservations(
         if at in found:
             continue
         if at in urgent:
-            own = _pressing(snapshot, market, (plan, plan.needs[at]), times, taken)
+            own = _pressing(snapshot, market, (plan, plan.needs[at]), times, taken | _off(snapshot, market, at))
         else:
-            own = _later(market, at, plan.blocks[at], times, taken)
+            own = _later(market, at, plan.blocks[at], times, taken | _off(snapshot, market, at))
         if own is not None:
             found[at] = own
             taken |= set(own.nodes)
     return found
+
+
+def _off(snapshot: Snapshot, market: Market, at: int) -> set[NodeId]:
+    """Return the nodes that a contender's job keeps away from: kept for it, they would be of use to nobody."""
+    contender = [*market.contenders, *market.outside][at]
+    current = None if contender.holding is None else contender.holding.allocation
+    return set(avoided(snapshot, snapshot.jobs[contender.job_id], current))
 
 
 def _pressing(
