@@ -232,6 +232,10 @@ ranged_gpus = st.fixed_dictionaries({"min": maybe(st.just(1)), "max": maybe(coun
 
 
 def _spec(fields: dict[str, Any]) -> JobSpec:
+    retry = fields["retry"]
+    if retry["on_stall"] == "restart":  # such a job says how long it may be silent, and can be restarted
+        fields = {**fields, "stall_timeout_s": fields["stall_timeout_s"] or 60.0}
+        fields["retry"] = {**retry, "restarts_max": retry["restarts_max"] or 1}
     return JobSpec.model_validate(fields)
 
 

@@ -469,6 +469,17 @@ class JobSpec(Model):
                 raise ValueError("a decaying schedule needs train.optimizer.schedule.decay_steps or stop.steps")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_restarted(self) -> JobSpec:
+        if self.retry.on_stall == "restart":
+            if self.stall_timeout_s is None:
+                raise ValueError(
+                    "retry.on_stall: restart needs stall_timeout_s, longer than its longest evaluation and save"
+                )
+            if not self.restarts_max:
+                raise ValueError("retry.on_stall: restart needs retry.restarts_max of 1 or more")
+        return self
+
     @property
     def restarts_max(self) -> int:
         """Restart budget with its default filled in."""

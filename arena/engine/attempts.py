@@ -260,9 +260,14 @@ def saving_grace_s(attempt: AttemptRecord, job: JobRecord) -> float:
 
     One that is killed while it saves repeats all steps since its last checkpoint, at every change.
     """
-    if attempt.save_s is None:
-        return job.spec.grace_s
-    return max(job.spec.grace_s, SAVES_IN_GRACE * attempt.save_s)
+    return max(job.spec.grace_s, SAVES_IN_GRACE * (_last_save_s(attempt) or 0.0))
+
+
+def _last_save_s(attempt: AttemptRecord) -> float | None:
+    """Return how long the last save took, be it of an attempt before."""
+    if attempt.save_s is not None or attempt.predecessor is None:
+        return attempt.save_s
+    return attempt.predecessor.save_s
 
 
 def mark_started(draft: Draft, node_id: NodeId, attempt_name: AttemptId) -> None:
@@ -457,5 +462,5 @@ def _predecessor_after(attempt: AttemptRecord, now_s: float) -> Predecessor | No
         stopped_at_s=attempt.stopped_at_s,
         ended_at_s=now_s,
         last_step=max(attempt.last_step, attempt.resumed_step or 0),
-        save_s=attempt.save_s,
+        save_s=_last_save_s(attempt),
     )

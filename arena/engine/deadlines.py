@@ -30,6 +30,9 @@ from arena.engine.nodes import lose, retry_targets
 from arena.engine.spending import saved_from_s, spent_at_s
 from arena.units import format_duration
 
+EVALUATIONS_IN_SILENCE = 2.0
+"""Times its last evaluation that a job may be silent at least: training stands still meanwhile."""
+
 _STOPPED = frozenset({AttemptState.STOPPING, AttemptState.ENDED})
 
 
@@ -70,14 +73,16 @@ def _stalls_at_s(job: JobRecord, config: EngineConfig) -> float | None:
     if not job.launched_at_s or progress.reported_at_s < job.launched_at_s[-1]:
         return None  # it was an attempt before that told
     timeout_s = _silence_s(job, config)
-    return None if timeout_s is None else progress.reported_at_s + timeout_s
+    return None if timeout_s is None else max(progress.reported_at_s, progress.durable_at_s or 0.0) + timeout_s
 
 
 def _silence_s(job: JobRecord, config: EngineConfig) -> float | None:
     """Return how long a job may be silent in the state it is in."""
     if job.state is JobState.RUNNING:
         is_told = job.spec.keeps_checkpoints or job.spec.stall_timeout_s is not None
-        return stall_timeout_s(job, config) if is_told else None
+        evaluation = job.progress.evaluation
+        evaluates_s = 0.0 if evaluation is None else EVALUATIONS_IN_SILENCE * evaluation.evaluate_s
+        return max(stall_timeout_s(job, config), evaluates_s) if is_told else None
     if job.state is JobState.STARTING and job.spec.keeps_checkpoints:
         return max(stall_timeout_s(job, config), config.ready_deadline_s)
     return None

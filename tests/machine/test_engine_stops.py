@@ -21,6 +21,7 @@ from arena.domain.launch import CheckpointSaved, Finished, NodeId
 from arena.domain.records import EndKind, JobRecord, JobState, NodeEnd
 from arena.engine.config import EngineConfig
 from arena.policies.registry import make_policy
+from arena.sim.costs import SimCosts
 from arena.sim.run import Simulation
 from tests.builders import command_spec, node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
@@ -125,3 +126,24 @@ def test_a_save_that_takes_long_is_not_waited_for_beyond_the_end_of_its_node() -
     ]
     stops = [command for step in steps for command in step.commands if isinstance(command, StopAttempt)]
     assert [stop.grace_s for stop in stops] == [50.0, 48.0]
+
+
+def test_what_the_saves_of_an_attempt_before_took_is_not_forgotten() -> None:
+    """An attempt that is moved before its first save has the time that its job's saves take."""
+    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
+    costs = SimCosts(save_s=45.0)
+    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), costs=costs, config=config, check=True)
+    spec = train_spec("a", stop={"steps": 5_000}, checkpoint={"interval_steps": 4_000})
+    sim.at(0.0, NodeRegistered(info=node_info("n1")))
+    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=spec, user="ann", request_id="a"))
+    sim.run(until_s=20.0)
+    name = sim.engine.state.jobs[JobId("a")].attempt_id
+    assert name is not None
+    saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=45.0)
+    sim.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved))
+    for at_s in (100.0, 300.0, 500.0):
+        for after_s, wish in ((0.0, "hold"), (100.0, "run")):
+            sim.at(at_s + after_s, JobWishChanged(job_id=JobId("a"), wish=wish, by="ann"))
+    sim.run(until_s=700.0)
+    stops = [one for step in sim.steps for one in step.commands if isinstance(one, StopAttempt)]
+    assert [stop.grace_s for stop in stops] == [67.5] * 3
