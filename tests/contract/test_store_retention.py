@@ -57,7 +57,7 @@ def history_of(store: LiveStore, job: JobRecord) -> list[int]:
     return [entry.index for entry in store.reader.history(0, HistoryQuery(job_id=job.job_id), 10_000)]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=30)
 @given(
     jobs=st.lists(
         st.tuples(st.sampled_from((*LIVE, *OVER)), st.floats(0.0, 2 * BEFORE_S), st.integers(0, 30)), max_size=12

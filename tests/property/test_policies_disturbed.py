@@ -91,7 +91,7 @@ def policy_of(name: str, rng: Random, jobs: list[ReplayJob]) -> Policy:
 
 
 @pytest.mark.parametrize("name", [*policy_names(), DEADLINES])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_device_is_given_to_two_jobs_whatever_happens_to_the_nodes(name: str, seed: int) -> None:
     rng = Random(seed)
