@@ -38,7 +38,7 @@ class FailingStore(MemoryStore):
 
 async def test_a_late_word_about_an_old_stream_does_not_take_a_node_that_is_back(tmp_path: Path) -> None:
     store = FailingStore(NodeDisconnected, ResourceExhaustedError("the disk is full"), times=1)
-    async with cluster_of(quick_config(tmp_path, node_grace_s=1.0), store=store) as cluster:
+    async with cluster_of(quick_config(tmp_path, node_grace_s=15.0), store=store) as cluster:
         client = cluster.client()
         agent = await cluster.agent(node_info("n1"))
         job_id = await client.submit(train_spec("x", gpus={"max": 2}))
