@@ -79,22 +79,36 @@ def test_what_is_about_to_end_may_not_be_moved(word: str) -> None:
     assert sim.engine.state.holding[JobId("a")] == replace(before, movable=False)
 
 
+def launched(spec: JobSpec, costs: SimCosts | None = None) -> Simulation:
+    """A job that runs on a node of its own since long enough to have made steps, at 20.0 s."""
+    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
+    sim = Simulation(
+        policy=make_policy("fcfs"), grids=PowerLawGrids(), costs=costs or SimCosts(), config=config, check=True
+    )
+    sim.at(0.0, NodeRegistered(info=node_info("n1")))
+    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=spec, user="ann", request_id="a"))
+    sim.run(until_s=20.0)
+    return sim
+
+
+def saved(sim: Simulation, save_s: float) -> WorkerReported:
+    """Its word that a save took so long."""
+    name = sim.engine.state.jobs[JobId("a")].attempt_id
+    assert name is not None
+    report = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=save_s)
+    return WorkerReported(node_id=N1, attempt_id=name, report=report)
+
+
 @pytest.mark.parametrize("drained_within_s", [None, 50.0])
 @pytest.mark.parametrize(("save_s", "grace_s"), [(None, 30.0), (10.0, 30.0), (45.0, 67.5)])
 def test_a_job_has_the_time_to_stop_that_its_saves_take(
     save_s: float | None, grace_s: float, drained_within_s: float | None
 ) -> None:
     """As long as the agent is told, and no longer than its node is there."""
-    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
-    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), config=config, check=True)
-    sim.at(0.0, NodeRegistered(info=node_info("n1")))
-    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=train_spec("a"), user="ann", request_id="a"))
-    sim.run(until_s=20.0)
-    engine, name = sim.engine, sim.engine.state.jobs[JobId("a")].attempt_id
-    assert name is not None
+    sim = launched(train_spec("a"))
+    engine, config = sim.engine, sim.engine.config
     if save_s is not None:
-        saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=save_s)
-        engine.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved), 21.0)
+        engine.handle(saved(sim, save_s), 21.0)
     ends_at_s = 22.0 + grace_s + config.stop_margin_s
     step = engine.handle(JobWishChanged(job_id=JobId("a"), wish="hold", by="ann"), 22.0)
     if drained_within_s is not None:
@@ -110,15 +124,9 @@ def test_a_job_has_the_time_to_stop_that_its_saves_take(
 
 
 def test_a_save_that_takes_long_is_not_waited_for_beyond_the_end_of_its_node() -> None:
-    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
-    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), config=config, check=True)
-    sim.at(0.0, NodeRegistered(info=node_info("n1")))
-    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=train_spec("a"), user="ann", request_id="a"))
-    sim.run(until_s=20.0)
-    engine, name = sim.engine, sim.engine.state.jobs[JobId("a")].attempt_id
-    assert name is not None
-    saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=45.0)
-    engine.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved), 21.0)
+    sim = launched(train_spec("a"))
+    engine = sim.engine
+    engine.handle(saved(sim, 45.0), 21.0)
     drain = NodeDrainChanged(node_id=N1, drain=True, by="ann", why="repair", within_s=50.0)
     steps = [
         engine.handle(drain, 22.0),
@@ -130,17 +138,9 @@ def test_a_save_that_takes_long_is_not_waited_for_beyond_the_end_of_its_node() -
 
 def test_what_the_saves_of_an_attempt_before_took_is_not_forgotten() -> None:
     """An attempt that is moved before its first save has the time that its job's saves take."""
-    config = EngineConfig(checkpoint_root="/ckpt", shape_settle_s=0.0)
-    costs = SimCosts(save_s=45.0)
-    sim = Simulation(policy=make_policy("fcfs"), grids=PowerLawGrids(), costs=costs, config=config, check=True)
     spec = train_spec("a", stop={"steps": 5_000}, checkpoint={"interval_steps": 4_000})
-    sim.at(0.0, NodeRegistered(info=node_info("n1")))
-    sim.at(1.0, JobSubmitted(job_id=JobId("a"), spec=spec, user="ann", request_id="a"))
-    sim.run(until_s=20.0)
-    name = sim.engine.state.jobs[JobId("a")].attempt_id
-    assert name is not None
-    saved = CheckpointSaved(step=10, name="step-10", size_bytes=1, save_s=45.0)
-    sim.handle(WorkerReported(node_id=N1, attempt_id=name, report=saved))
+    sim = launched(spec, SimCosts(save_s=45.0))
+    sim.handle(saved(sim, 45.0))
     for at_s in (100.0, 300.0, 500.0):
         for after_s, wish in ((0.0, "hold"), (100.0, "run")):
             sim.at(at_s + after_s, JobWishChanged(job_id=JobId("a"), wish=wish, by="ann"))
