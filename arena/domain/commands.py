@@ -76,3 +76,6 @@ class DismissNotice:
 
 
 Command = LaunchAttempt | StopAttempt | AcknowledgeEnd | AnswerRegistration | BuildGrid | DismissNotice
+
+UNANSWERED = (AcknowledgeEnd, AnswerRegistration, DismissNotice)
+"""Commands that are answers themselves: no event follows from them."""

@@ -14,7 +14,7 @@ from immutables import Map
 
 from arena.domain.allocation import Allocation
 from arena.domain.cluster import NodeState
-from arena.domain.commands import Command
+from arena.domain.commands import UNANSWERED, Command
 from arena.domain.events import Event
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId, attempt_id
@@ -68,6 +68,11 @@ class Draft:
     def command(self, command: Command) -> None:
         """Add a command, to be sent once this step is durable."""
         self._commands.append(command)
+
+    @property
+    def asks_for_something(self) -> bool:
+        """Whether a command so far is one that will be answered by an event."""
+        return not all(isinstance(command, UNANSWERED) for command in self._commands)
 
     def record(
         self,

@@ -109,12 +109,14 @@ class Engine:
         """Return whether the deadline of a job that is not submitted yet could be promised; safe from any thread."""
         return admission_of_new(state, self.config, now_s, self.policy, (spec, grid))
 
-    def handle(self, event: Event, now_s: float) -> Step:
+    def handle(self, event: Event, now_s: float, *, is_last: bool = False) -> Step:
         """Apply one event and, if it changed what a policy would look at, decide.
 
         Args:
             event: What happened.
             now_s: The instant, never before that of the event before.
+            is_last: The driver knows of nothing else at this instant: what is gathered for no time at all, so that
+                what happens at once is decided about at once, need not wait for a ``Tick``.
 
         Returns:
             The commands to send and the records to write, in that order of durability: records first.
@@ -130,7 +132,7 @@ class Engine:
             has_nobody = self._serves_waiting_only and not draft.state.queue
             if has_nobody and not self.config.decide_after_s:
                 rest(draft)
-            elif self._is_to_decide(draft, event):
+            elif (is_last and self._is_instant_over(draft)) or self._is_to_decide(draft, event):
                 rest(draft) if has_nobody else decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
@@ -145,6 +147,11 @@ class Engine:
             draft.update(due_since_s=draft.now_s)
             return False
         return isinstance(event, Tick) and draft.now_s >= state.due_since_s + after_s
+
+    def _is_instant_over(self, draft: Draft) -> bool:
+        """Tell whether a tick at this instant would only decide: no command is answered in it, no deadline is due."""
+        is_due = bool(self._deadlines) and self._deadlines[0][0] <= draft.now_s
+        return self.config.decide_after_s == 0.0 and not (is_due or draft.asks_for_something)
 
     def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each kind of event
         match event:

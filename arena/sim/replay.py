@@ -87,7 +87,7 @@ class Replay:
         """Submit the jobs at their instants and go on until all have ended.
 
         Args:
-            watch: Also called with every step (progress, pictures).
+            watch: Also called with every step (progress, pictures); it has nothing happen.
 
         Raises:
             PolicyFault: A decision cannot be carried out: a device given twice, a gang that is not whole, a job that
@@ -112,7 +112,7 @@ class Replay:
                     simulation.at(step.at_s, JobWishChanged(job_id=job.job_id, wish="run", by=job.user))
 
         begins_s = min((self._rounded(job.submitted_at_s) for job in jobs), default=0.0) - LEAD_S
-        is_ledger_enough = watch is None and budgets is None and not self.disturbances
+        is_only_watched = budgets is None and not self.disturbances
         simulation = Simulation(
             policy=self.policy,
             grids=self.grids,
@@ -122,7 +122,8 @@ class Replay:
             source=self._source(jobs, begins_s),
             is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,
-            watch=ledger.watch if is_ledger_enough else both,
+            watch=ledger.watch if is_only_watched and watch is None else both,
+            is_only_watched=is_only_watched,
             kernel=Kernel(now_s=begins_s),
         )
         ledger.untold_s = simulation.world.kept_s

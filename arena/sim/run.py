@@ -39,6 +39,9 @@ class Simulation:
         check: Examine every state for broken invariants; slower.
         watch: Called with every step. By default steps and ended jobs are kept; with a watcher they are not, so that
             memory stays flat.
+        is_only_watched: The watcher has nothing happen at the instant of the step that it is called with, so that the
+            last event of an instant is known and is decided about within its step, without a tick: the same
+            decisions, and a quarter fewer steps.
     """
 
     policy: Policy
@@ -50,6 +53,7 @@ class Simulation:
     is_over: Callable[[], bool] | None = None
     check: bool = False
     watch: Callable[[Step], None] | None = None
+    is_only_watched: bool = False
     kernel: Kernel[Event] = field(default_factory=Kernel)
     steps: list[Step] = field(default_factory=list)
     ended: dict[JobId, JobRecord] = field(default_factory=dict)
@@ -111,11 +115,18 @@ class Simulation:
         self.kernel.now_s = max(self.kernel.now_s, wakeup_s)
         return Tick()
 
+    def _is_last(self) -> bool:
+        """Tell whether nothing else is known to happen at this instant."""
+        if self._drawn is None:
+            self._draw()
+        at_s = self.kernel.peek_s()
+        return at_s is None or at_s > self.kernel.now_s
+
     def handle(self, event: Event) -> Step:
         """Handle one event at the present instant and carry out what follows from it."""
         if isinstance(event, NodeDisconnected):
             self.world.lose_node(event.node_id)
-        step = self.engine.handle(event, self.kernel.now_s)
+        step = self.engine.handle(event, self.kernel.now_s, is_last=self.is_only_watched and self._is_last())
         if self.watch is not None:
             self.watch(step)
         else:

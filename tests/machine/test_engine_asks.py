@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from arena.domain.commands import Command
-from arena.domain.events import JobSubmitted, NodeRegistered
+from arena.domain.events import AttemptEnded, JobSubmitted, NodeRegistered
 from arena.domain.job import JobId
+from arena.domain.launch import AttemptId, NodeId
+from arena.domain.records import EndKind, NodeEnd
 from arena.engine.config import EngineConfig
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
@@ -42,3 +44,31 @@ def test_who_serves_waiting_jobs_only_is_not_asked_while_none_waits(name: str, d
     asked_at_s = [snapshot.now_s for snapshot in never_idle.snapshots]
     assert asked_at_s == [snapshot.now_s for snapshot in always.snapshots if snapshot.waiting]
     assert asked_at_s
+
+
+def decided_of(*, is_only_watched: bool) -> list[tuple[float, int]]:
+    """Two jobs whose waits after a crash end at one instant, at which another one's grid comes: who waits then."""
+    policy = Listening(make_policy("fcfs"), serves_waiting_only=True)
+    sim = Simulation(
+        policy=policy,
+        grids=PowerLawGrids(),
+        config=EngineConfig(shape_settle_s=0.0, decide_after_s=0.0, backoff_s=5.0),
+        is_only_watched=is_only_watched,
+        check=True,
+    )
+    sim.at(0.0, NodeRegistered(info=node_info("n1", gpus=4)))
+    for name, at_s in (("a", 1.0), ("b", 1.0), ("c", 15.0)):
+        spec = command_spec(name, count=2, stop={"time_limit_s": 100.0}, retry={"restarts_max": 3})
+        sim.at(at_s, JobSubmitted(job_id=JobId(name), spec=spec, user="ann", request_id=name))
+    for name in ("a.1", "b.1"):
+        end = NodeEnd(node_id=NodeId("n1"), kind=EndKind.FAILED, message="it crashed")
+        sim.at(10.0, AttemptEnded(node_id=NodeId("n1"), attempt_id=AttemptId(name), end=end))
+    sim.run()
+    assert len(sim.ended) == 3
+    return [(snapshot.now_s, len(snapshot.waiting)) for snapshot in policy.snapshots]
+
+
+def test_waits_that_end_at_an_instant_count_in_its_decision() -> None:
+    asked = decided_of(is_only_watched=True)
+    assert (15.0, 3) in asked
+    assert asked == decided_of(is_only_watched=False)
