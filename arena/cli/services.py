@@ -75,6 +75,12 @@ def start_logging(verbose: bool) -> None:
     type=Duration(),
     help="Forget what ended, or was lost, longer ago: 30d.  [default: nothing]",
 )
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address to serve metrics on.")
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Serve metrics for Prometheus there; 0 takes a free port.  [default: none]",
+)
 @click.option("--address-file", type=_FILE, help="File that gets the address once it serves.")
 def scheduler(app: App, **options: Any) -> int:
     """Run the scheduler until TERM or Ctrl-C; jobs go on running.

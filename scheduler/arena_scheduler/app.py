@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]  # ships no types
@@ -32,7 +33,7 @@ from arena.rpc.version import software_version
 from arena_scheduler.access import Access
 from arena_scheduler.clock import AwakeClock, LiveClock
 from arena_scheduler.cluster_view import ClusterView
-from arena_scheduler.config import CLOCK_LEAP_S, SchedulerConfig
+from arena_scheduler.config import CLOCK_LEAP_S, SchedulerConfig, is_loopback
 from arena_scheduler.grids import GridCache
 from arena_scheduler.inbox import Inbox
 from arena_scheduler.log_relay import LogRelay
@@ -49,6 +50,12 @@ from arena_scheduler.store.writes import SqliteStore
 from arena_scheduler.submission import AskAdmission, Submission
 from arena_scheduler.tenant_view import tenants_from_file
 from arena_scheduler.world import LiveWorld
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from arena_scheduler.metrics import Observed
+    from arena_scheduler.metrics_server import MetricsServer
 
 _log = logging.getLogger(__name__)
 
@@ -94,9 +101,17 @@ class _Parts:
 class RunningScheduler:
     """A scheduler that serves; ``stop`` ends it and leaves the jobs running."""
 
-    def __init__(self, parts: _Parts, server: grpc.aio.Server, tasks: list[asyncio.Task[None]], port: int) -> None:
+    def __init__(
+        self,
+        parts: _Parts,
+        server: grpc.aio.Server,
+        tasks: list[asyncio.Task[None]],
+        port: int,
+        metrics: MetricsServer | None,
+    ) -> None:
         self._parts = parts
         self._server = server
+        self._metrics = metrics
         self._tasks = tasks
         self.host = parts.config.host
         self.port = port
@@ -105,6 +120,11 @@ class RunningScheduler:
     def address(self) -> str:
         """Where it listens."""
         return f"{self.host}:{self.port}"
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where its metrics are, None where it serves none."""
+        return self._metrics.url if self._metrics is not None else None
 
     @property
     def driver(self) -> Driver:
@@ -118,10 +138,12 @@ class RunningScheduler:
             task.result()
 
     async def stop(self) -> None:
-        """Close the port, finish the batch in hand, close the store."""
+        """Close the ports, finish the batch in hand, close the store."""
         parts = self._parts
         for session in parts.sessions:
             session.close("the scheduler is stopping")
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
         await self._server.stop(STOP_GRACE_S)
         parts.driver.stop()
         watch, loop = self._tasks
@@ -162,7 +184,7 @@ async def start(
         tasks = [asyncio.create_task(_watch(parts)), asyncio.create_task(parts.driver.run())]
         try:
             await parts.inbox.request(_started_event(policy))
-            server, port = await _open_port(config, _server(parts, access), credentials)
+            server, port, metrics = await _open_ports(parts, access, credentials)
         except BaseException:
             parts.driver.stop()
             tasks[0].cancel()
@@ -171,7 +193,7 @@ async def start(
     except BaseException:
         _close_store(live_store)
         raise
-    running = RunningScheduler(parts, server, tasks, port)
+    running = RunningScheduler(parts, server, tasks, port, metrics)
     _write_address(config.address_file, running.address)
     _log.info("serving on %s with policy %s", running.address, policy.name)
     return running
@@ -305,6 +327,72 @@ def _server(parts: _Parts, access: Access) -> grpc.aio.Server:
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)  # type: ignore[no-untyped-call]
     agent_service_pb2_grpc.add_AgentServiceServicer_to_server(agents, server)  # type: ignore[no-untyped-call]
     return server
+
+
+async def _open_ports(
+    parts: _Parts, access: Access, credentials: grpc.ServerCredentials | None
+) -> tuple[grpc.aio.Server, int, MetricsServer | None]:
+    """Open the port, and that of the metrics where they are asked for; both or none."""
+    metrics = _metrics_server(parts, access)
+    try:
+        server, port = await _open_port(parts.config, _server(parts, access), credentials)
+    except BaseException:
+        if metrics is not None:
+            metrics.close()
+        raise
+    if metrics is not None:
+        metrics.start()
+        _log.info("metrics at %s", metrics.url)
+    return server, port, metrics
+
+
+def _metrics_server(parts: _Parts, access: Access) -> MetricsServer | None:
+    config, driver = parts.config, parts.driver
+    if config.metrics_port is None:
+        return None
+    # It takes a sixth of a second, and most schedulers' starts are those of tests and trials.
+    from arena_scheduler import metrics_server  # noqa: PLC0415
+
+    is_local = is_loopback(config.metrics_host)
+    answer = metrics_server.application(
+        observe=_observer(parts),
+        silent_s=parts.awake.since_beat_s,
+        read_only_cause=lambda: driver.read_only_cause,
+        access=None if is_local else access,
+    )
+    tls = None if is_local else metrics_server.tls_context(config.tls_cert, config.tls_key)
+    return metrics_server.MetricsServer(config.metrics_host, config.metrics_port, answer, tls)
+
+
+def _observer(parts: _Parts) -> Callable[[], Observed]:
+    """Return what looks at a scheduler, from any thread: all that it reads are values, replaced and never changed."""
+    from arena_scheduler import metrics, metrics_server  # noqa: PLC0415 - as above
+
+    driver, view = parts.driver, parts.view
+    decided_before = driver.durable_state.decision_index
+
+    def observe() -> Observed:
+        state = driver.durable_state
+        return metrics.Observed(
+            now_s=parts.clock.now_s(),
+            state=state,
+            version=software_version(),
+            policy=parts.policy.name,
+            policy_version=parts.policy.version,
+            tenants=view.tenants,
+            tally=driver.tally,
+            kept_count_by_state=dict(driver.ended_counts),
+            decision_count=state.decision_index - decided_before,
+            decision_time_s=driver.decision_time_s,
+            at_work_s=driver.at_work_s,
+            event_count=parts.inbox.waiting_count,
+            session_count=len(parts.sessions),
+            is_read_only=driver.read_only_cause is not None,
+            dropped_job_count=driver.dropped.job_count,
+            file_bytes=metrics_server.sizes_of(parts.config.db),
+        )
+
+    return observe
 
 
 async def _open_port(

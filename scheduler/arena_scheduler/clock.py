@@ -66,6 +66,10 @@ class AwakeClock:
         """Return the seconds listened so far."""
         return self._awake_s
 
+    def since_beat_s(self) -> float:
+        """Return for how long nobody has noted that the process runs; safe from any thread."""
+        return self._monotonic_s() - self._beat_s
+
     def is_catching_up(self) -> bool:
         """Tell whether a stall ended so recently that others had no time yet to say what happened meanwhile."""
         return self._monotonic_s() < self._caught_up_s

@@ -206,11 +206,12 @@ def gpu_counts(state: ClusterState) -> tuple[GpuCounts, ...]:
         counts = places.setdefault(node.info.gpu_type, Counter())
         for device in node.info.devices:
             is_held = device.device_id in state.holders
-            counts[_place_of(node, is_held=is_held, is_dirty=device.dirty is not None)] += 1
+            counts[place_of(node, is_held=is_held, is_dirty=device.dirty is not None)] += 1
     return tuple(_counts(gpu_type, places[gpu_type]) for gpu_type in sorted(places))
 
 
-def _place_of(node: NodeRecord, *, is_held: bool, is_dirty: bool) -> str:
+def place_of(node: NodeRecord, *, is_held: bool, is_dirty: bool) -> str:
+    """Return what a device is counted as, by the names of ``GpuCounts``."""
     if node.state is NodeState.LOST:
         return "down"
     if is_dirty and not is_held:

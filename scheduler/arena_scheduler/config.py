@@ -38,6 +38,7 @@ class SchedulerConfig:
             at every event.
         keep_history_s: So long after its end a job is known, with its history and attempts, and so far back reach the
             engine's log and the history of nodes; nodes lost for longer are forgotten. None keeps everything.
+        metrics_host, metrics_port: Where metrics are served; port 0 takes a free one, None serves none.
         address_file: File to which the bound address is written once the scheduler serves.
     """
 
@@ -58,6 +59,8 @@ class SchedulerConfig:
     launch_deadline_s: float = 60.0
     decide_after_s: float | None = None
     keep_history_s: float | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
     address_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -79,22 +82,30 @@ class SchedulerConfig:
                 why=f"got {self.keep_history_s:g} s",
                 fix=f"keep {KEEP_HISTORY_S_MIN / 3600:.0f} h or more, or everything by leaving --keep-history out",
             )
+        if self.metrics_port and self.metrics_port == self.port:
+            raise UserError(f"port {self.port} is the scheduler's own", fix="give another with --metrics-port")
         if not is_loopback(self.host):
-            self._refuse_open_door()
+            self._refuse_open_door(
+                f"the scheduler may not listen on {self.host} like this",
+                "submitting a job is running code, so off loopback it demands a token and TLS",
+                self.host,
+            )
+        if self.metrics_port is not None and not is_loopback(self.metrics_host):
+            self._refuse_open_door(
+                f"metrics may not be served on {self.metrics_host} like this",
+                "they name projects and zones, so off loopback they demand a token and TLS",
+                self.metrics_host,
+            )
 
-    def _refuse_open_door(self) -> None:
+    def _refuse_open_door(self, what: str, why: str, host: str) -> None:
         missing = [
             option
             for option, value in (("--tokens", self.tokens), ("--tls-cert and --tls-key", self.tls_cert))
             if value is None
         ]
         if missing:
-            raise UserError(
-                f"the scheduler may not listen on {self.host} like this",
-                why="submitting a job is running code, so off loopback it demands a token and TLS",
-                fix=f"give {' and '.join(missing)}, or listen on 127.0.0.1",
-                details={"host": self.host},
-            )
+            fix = f"give {' and '.join(missing)}, or listen on 127.0.0.1"
+            raise UserError(what, why=why, fix=fix, details={"host": host})
 
 
 def is_loopback(host: str) -> bool:

@@ -74,6 +74,11 @@ class Inbox:
         """How many of all that arrived are not here any more."""
         return self.arrived_count - len(self._items)
 
+    @property
+    def waiting_count(self) -> int:
+        """How many are here; safe from any thread."""
+        return len(self._items)
+
     def take(self, count_max: int) -> list[Item]:
         """Return the next items, oldest first."""
         return [self._items.popleft() for _ in range(min(count_max, len(self._items)))]

@@ -24,6 +24,7 @@ from arena.errors import ArenaError, InternalError, ResourceExhaustedError, Unav
 from arena_scheduler.clock import AwakeClock, LiveClock
 from arena_scheduler.inbox import Inbox, Item
 from arena_scheduler.reading import LiveStore
+from arena_scheduler.tally import Tally
 
 _log = logging.getLogger(__name__)
 
@@ -125,6 +126,7 @@ class Driver:
         self.read_only_cause: str | None = None
         self.ended_counts: Counter[JobState] = Counter()
         self.decision_time_s = 0.0
+        self.tally = Tally()
 
     async def run(self) -> None:
         """Work until ``stop``; a fault in one event never ends the loop."""
@@ -174,8 +176,9 @@ class Driver:
 
     @property
     def at_work_s(self) -> float:
-        """For how long the engine has been at work on the batch in hand, 0 where it is not."""
-        return 0.0 if self._at_work_since_s is None else self._clock.now_s() - self._at_work_since_s
+        """For how long the engine has been at work on the batch in hand, 0 where it is not; safe from any thread."""
+        since_s = self._at_work_since_s
+        return 0.0 if since_s is None else self._clock.now_s() - since_s
 
     async def _turn(self, items: Sequence[Item]) -> None:
         """Handle a batch, make it durable, act on it; or put the engine back."""
@@ -294,6 +297,7 @@ class Driver:
 
     def _after_commit(self, handled: Sequence[tuple[Item, Step]]) -> None:
         steps = [step for _, step in handled]
+        self.tally = self.tally.after(self.durable_state, steps)
         self.durable_state = self._brain.state
         for step in steps:
             self.ended_counts.update(job.state for job in step.jobs if job.state.is_terminal)

@@ -59,6 +59,9 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(tuple(self._sessions.values()))
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def is_connected(self, node_id: NodeId) -> bool:
         """Tell whether a node has a session, registered or about to be."""
         return node_id in self._sessions

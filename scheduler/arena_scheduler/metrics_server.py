@@ -1,0 +1,215 @@
+"""Serves the metrics over HTTP, in threads of its own: what they are made of are values, so nobody waits for a scrape.
+
+``/metrics`` is for Prometheus, ``/-/healthy`` and ``/-/ready`` are for whoever restarts services. On loopback it is
+plain HTTP; elsewhere ``/metrics`` demands a token under TLS, as the scheduler's own port does.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from socketserver import TCPServer, ThreadingMixIn
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
+from prometheus_client.metrics_core import Metric
+
+from arena.errors import AlreadyRunningError, AuthenticationError, UserError
+from arena_scheduler.access import Access
+from arena_scheduler.metrics import Observed, metrics_of
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+_log = logging.getLogger(__name__)
+
+REQUEST_S_MAX = 10.0
+"""So long a client may take to say what it wants; a thread waits for it."""
+SILENT_S_MAX = 10.0
+"""The event loop notes four times a second that it runs; after so long without, it is stuck."""
+_POLL_S = 0.1
+_TEXT = ("Content-Type", "text/plain; charset=utf-8")
+
+
+class SchedulerCollector:
+    """Looks at a scheduler whenever Prometheus asks; nothing is kept between."""
+
+    def __init__(self, observe: Callable[[], Observed]) -> None:
+        self._observe = observe
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics of this moment."""
+        return metrics_of(self._observe())
+
+
+def sizes_of(database: Path) -> dict[str, int]:
+    """Return the sizes of a database's files, as far as they are there."""
+    found = {}
+    for name, path in (("database", database), ("log", database.with_name(f"{database.name}-wal"))):
+        try:
+            found[name] = path.stat().st_size
+        except OSError:
+            continue
+    return found
+
+
+def application(
+    *,
+    observe: Callable[[], Observed],
+    silent_s: Callable[[], float],
+    read_only_cause: Callable[[], str | None],
+    access: Access | None,
+) -> WSGIApplication:
+    """Return what answers.
+
+    Args:
+        silent_s: For how long the event loop has not noted that it runs.
+        access: Who may see metrics; None: everybody.
+    """
+    registry = CollectorRegistry()
+    registry.register(SchedulerCollector(observe))
+    ProcessCollector(registry=registry)
+    metrics: WSGIApplication = make_wsgi_app(registry)
+    one_at_a_time = threading.Lock()  # however many ask, the event loop shares its processor with one of them
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            if access is not None and not _is_known(access, environ):
+                wanted = ("WWW-Authenticate", "Bearer")
+                return _say(start_response, "401 Unauthorized", "a token of the scheduler is needed", wanted)
+            with one_at_a_time:
+                return metrics(environ, start_response)
+        if path not in {"/-/healthy", "/-/ready"}:
+            return _say(start_response, "404 Not Found", "here are /metrics, /-/healthy and /-/ready")
+        if silent_s() > SILENT_S_MAX:
+            return _say(start_response, "503 Service Unavailable", f"stuck for {silent_s():.0f} s")
+        cause = read_only_cause() if path == "/-/ready" else None
+        if cause is not None:
+            return _say(start_response, "503 Service Unavailable", f"read-only: {cause}")
+        return _say(start_response, "200 OK", path.removeprefix("/-/"))
+
+    return answer
+
+
+def _say(start_response: StartResponse, status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:
+    start_response(status, [_TEXT, *headers])  # a list of its own: its length is added to it
+    return [f"{text}\n".encode()]
+
+
+def _is_known(access: Access, environ: WSGIEnvironment) -> bool:
+    try:
+        access.caller([("authorization", environ.get("HTTP_AUTHORIZATION", ""))])
+    except AuthenticationError:
+        return False
+    return True
+
+
+def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Return what speaks TLS with the scheduler's own certificate.
+
+    Raises:
+        UserError: The files are none.
+    """
+    assert cert is not None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl's own errors are such, too
+        raise UserError(f"metrics cannot be served with the certificate {cert}", why=str(error)) from error
+    return context
+
+
+class MetricsServer:
+    """An HTTP server: its port is taken when it is made, it answers from ``start`` to ``close``.
+
+    Raises:
+        AlreadyRunningError: The port is in use.
+        UserError: The address cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int, answer: WSGIApplication, tls: ssl.SSLContext | None = None) -> None:
+        self._scheme, self._host = "http" if tls is None else "https", host
+        try:
+            self._server = _Server(*_address(host.strip("[]"), port), tls)
+        except OSError as error:
+            raise _port_error(f"{host}:{port}", error) from error
+        self._server.set_app(answer)
+        self._thread: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are."""
+        return f"{self._scheme}://{self._host}:{self._server.server_port}/metrics"
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="arena-metrics", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Close the port."""
+        if self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+def _address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    return family, address
+
+
+def _port_error(address: str, error: OSError) -> AlreadyRunningError | UserError:
+    what, details = f"cannot serve metrics on {address}", {"address": address}
+    if error.errno == errno.EADDRINUSE:
+        fix = "stop what listens there, or choose another with --metrics-port (0 takes a free one)"
+        return AlreadyRunningError(what, why="it is in use", fix=fix, details=details)
+    fix = "choose another with --metrics-host and --metrics-port"
+    return UserError(what, why=error.strerror or str(error), fix=fix, details=details)
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one request; says nothing of it."""
+
+    timeout = REQUEST_S_MAX
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base class gives it
+        """Log nothing: it would be most of the log."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each request, as a client that says nothing must hold up no other."""
+
+    daemon_threads = True
+    allow_reuse_port = False
+
+    def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...], tls: ssl.SSLContext | None) -> None:
+        self.address_family = family
+        self._tls = tls
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Take the port; the base class asks a name server for this host's name, which may take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Take a connection; what TLS says first is said in the request's thread, not here, where others wait."""
+        connection, address = super().get_request()
+        if self._tls is not None:
+            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a client that went away or speaks something else."""
+        _log.debug("a request for metrics from %s failed", client_address, exc_info=True)

@@ -1,0 +1,315 @@
+"""What Prometheus is told: it can be read, adds up to the state, and grows with no number of jobs, users or nodes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from immutables import Map
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
+
+from arena.domain.cluster import Device, NodeState
+from arena.domain.events import JobSubmitted, NodeDisconnected, NodeRegistered
+from arena.domain.job import JobId
+from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.records import JobState, NodeRecord
+from arena.domain.tenants import Guarantee
+from arena.engine.config import EngineConfig
+from arena.engine.ports import Step
+from arena.engine.queue import JobQueue
+from arena.engine.state import ClusterState
+from arena.policies.registry import make_policy
+from arena.sim.run import Simulation
+from arena_scheduler.cluster_view import gpu_counts
+from arena_scheduler.metrics import OTHER_PROJECTS, PLACES, POOLS_MAX, Observed, metrics_of
+from arena_scheduler.metrics_server import SILENT_S_MAX, SchedulerCollector, application
+from arena_scheduler.tally import Tally
+from tests.builders import device_id, job_record, node_info, train_spec
+from tests.fakes.cluster_of_views import NOW_S, attempt
+from tests.fakes.grids import PowerLawGrids
+
+LIVE = [state for state in JobState if not state.is_terminal]
+Values = dict[tuple[str, ...], float]
+
+
+def a_state(job_count: int, node_count: int, *, seed: int = 1, zones: int = 3) -> ClusterState:
+    """Jobs and nodes in all states; some devices are held, kept for somebody, dirty."""
+    draw = random.Random(seed)
+    nodes = {}
+    for index in range(node_count):
+        info = node_info(f"n{index}", gpus=4, gpu_type=draw.choice(["a100-80", "t4"]), zone=f"z{index % zones}")
+        devices = tuple(replace(one, dirty=draw.choice([None, None, None, "stuck"])) for one in info.devices)
+        silent = draw.choice([None, None, NOW_S - 1.0])
+        state = draw.choice([NodeState.READY, *NodeState])
+        record = NodeRecord(node_id=NodeId(f"n{index}"), info=replace(info, devices=devices), state=state)
+        nodes[record.node_id] = replace(record, disconnected_at_s=silent)
+    jobs, attempts, holders, reserved = {}, {}, {}, {}
+    for index in range(job_count):
+        name = f"j{index}"
+        spec = train_spec(name, project=draw.choice(["vision", "speech", f"p{index}"]))
+        counts = {f"{kind}_count": draw.randrange(3) for kind in ("restart", "preemption", "reconfiguration")}
+        job = job_record(
+            name,
+            spec,
+            user=f"user{index}",
+            state=draw.choice(LIVE),
+            submitted_at_s=NOW_S - 9000.0,
+            changed_at_s=NOW_S - draw.randrange(1, 100),
+            gpu_seconds=float(index),
+            **counts,
+        )
+        if job.state is JobState.RUNNING and index < node_count:
+            held = attempt(name, 1, ((f"n{index}", (0, 1)),), None)
+            job, attempts[held.attempt_id] = replace(job, attempt_id=held.attempt_id), held
+            holders.update(dict.fromkeys(held.allocation.device_ids, held.attempt_id))
+            reserved[device_id(f"n{index}", 2)] = JobId(name)
+        jobs[job.job_id] = job
+    queued = sorted(job.queue_key for job in jobs.values() if job.state is JobState.QUEUED)
+    return ClusterState(
+        jobs=Map(jobs),
+        attempts=Map(attempts),
+        nodes=Map(nodes),
+        holders=Map(holders),
+        reserved=Map(reserved),
+        queue=JobQueue(queued),
+        decided_at_s=NOW_S - 2.5,
+    )
+
+
+def seen(state: ClusterState, **fields: Any) -> Observed:
+    tenants = {"vision": Guarantee(gpu_count_by_type={"any": 8}), "speech": Guarantee(gpu_count_by_type={"t4": 2})}
+    defaults: dict[str, Any] = {
+        "now_s": NOW_S,
+        "version": "0.1.0",
+        "policy": "arena",
+        "policy_version": "6",
+        "tenants": tenants,
+        "kept_count_by_state": {JobState.SUCCEEDED: 7},
+        "file_bytes": {"database": 4096, "log": 8192},
+    }
+    return Observed(state=state, **{**defaults, **fields})
+
+
+class _Fixed:
+    """A collector of metrics that are there already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def values(observed: Observed, name: str, *labels: str) -> Values:
+    """The samples of a name as a program reads them, by the values of labels."""
+    registry = CollectorRegistry()
+    registry.register(SchedulerCollector(lambda: observed))
+    text = generate_latest(registry).decode()
+    found = [one for family in text_string_to_metric_families(text) for one in family.samples if one.name == name]
+    assert all(set(one.labels) == set(labels) for one in found)
+    return {tuple(one.labels[label] for label in labels): one.value for one in found}
+
+
+def test_programs_read_it_in_both_formats_and_names_follow_the_conventions() -> None:
+    families = list(metrics_of(seen(a_state(50, 20))))
+    names = [family.name for family in families]
+    assert len(set(names)) == len(names)
+    registry = CollectorRegistry()
+    registry.register(_Fixed(families))
+    assert len(list(text_string_to_metric_families(generate_latest(registry).decode()))) == len(families)
+    read = {family.name: family.type for family in openmetrics_families(openmetrics.generate_latest(registry).decode())}
+    assert set(read) == set(names), "the stricter format takes it, too"
+    for family in families:
+        assert re.fullmatch(r"arena_[a-z_]+[a-z]", family.name)
+        assert not re.search(r"_(s|ms|bytes_total|count|mb|percent)$", family.name)
+        assert family.documentation.endswith(".")
+        if family.type != "counter":
+            assert not family.name.endswith("_total")
+        keys = [(one.name, tuple(sorted(one.labels.items()))) for one in family.samples]
+        assert len(set(keys)) == len(keys)
+        assert all(one.value >= 0 for one in family.samples)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_adds_up_to_the_state(seed: int) -> None:
+    state = a_state(80, 40, seed=seed)
+    observed = seen(state)
+    states = Counter(job.state for job in state.jobs.values())
+    assert values(observed, "arena_jobs", "state") == {(one,): states[one] for one in LIVE}
+    assert values(observed, "arena_ended_jobs", "state")[("succeeded",)] == 7
+    assert values(observed, "arena_queued_jobs") == {(): len(state.queue)}
+    nodes = values(observed, "arena_nodes", "state")
+    assert (set(nodes), sum(nodes.values())) == ({(one,) for one in NodeState}, len(state.nodes))
+    gpus = values(observed, "arena_gpus", "gpu_type", "zone", "state")
+    assert sum(gpus.values()) == sum(len(node.info.devices) for node in state.nodes.values())
+    for counts in gpu_counts(state):
+        of_type = Counter[str]()
+        for (gpu_type, _, place), count in gpus.items():
+            of_type[place] += count if gpu_type == counts.gpu_type else 0
+        free = of_type["free"] + of_type["reserved"]
+        told = (free, of_type["used"], of_type["draining"], of_type["dirty"], of_type["down"])
+        assert told == (counts.free, counts.used, counts.draining, counts.dirty, counts.down), "as `arena status` says"
+    changes = values(observed, "arena_live_job_changes", "kind")
+    assert changes[("restart",)] == sum(job.restart_count for job in state.jobs.values())
+    held_gpu_seconds = sum(2 * (NOW_S - one.launched_at_s) for one in state.attempts.values())
+    told_gpu_seconds = sum(job.gpu_seconds for job in state.jobs.values()) + held_gpu_seconds
+    assert values(observed, "arena_live_job_gpu_seconds") == {(): pytest.approx(told_gpu_seconds)}
+
+
+def test_a_device_that_is_kept_for_a_job_is_reserved_until_somebody_has_it() -> None:
+    node = NodeRecord(node_id=NodeId("n1"), info=node_info("n1", gpus=3, gpu_type="t4", zone="z"))
+    kept = {device_id("n1", index): JobId("a") for index in (0, 1)}
+    state = ClusterState(
+        nodes=Map({node.node_id: node}),
+        reserved=Map(kept),
+        holders=Map({device_id("n1", 0): AttemptId("b.1")}),
+    )
+    gpus = values(seen(state), "arena_gpus", "gpu_type", "zone", "state")
+    assert {place: gpus["t4", "z", place] for place in PLACES} == {
+        **dict.fromkeys(PLACES, 0),
+        "free": 1,
+        "reserved": 1,
+        "used": 1,
+    }
+
+
+def test_the_age_of_the_queue_is_that_of_who_is_queued_for_longest() -> None:
+    queued = [
+        job_record(name, state=JobState.QUEUED, changed_at_s=NOW_S - age_s) for name, age_s in (("a", 5), ("b", 40))
+    ]
+    others = [job_record("c", state=JobState.HELD, changed_at_s=NOW_S - 90)]
+    state = ClusterState(jobs=Map({job.job_id: job for job in (*queued, *others)}))
+    assert values(seen(state), "arena_queue_age_seconds") == {(): 40.0}
+    assert values(seen(ClusterState()), "arena_queue_age_seconds") == {(): 0.0}
+    assert values(seen(ClusterState()), "arena_decision_age_seconds") == {}
+    assert values(seen(a_state(1, 1)), "arena_decision_age_seconds") == {(): 2.5}
+
+
+def test_shares_are_told_of_projects_that_have_some_and_of_all_others_together() -> None:
+    state = a_state(80, 40)
+    observed = seen(state)
+    assert values(observed, "arena_project_guaranteed_gpus", "project") == {("vision",): 8, ("speech",): 2}
+    used = values(observed, "arena_project_used_gpus", "project")
+    assert set(used) == {("vision",), ("speech",), (OTHER_PROJECTS,)}
+    assert sum(used.values()) == len(state.holders)
+    assert values(seen(state, tenants={}), "arena_project_used_gpus", "project") == {}
+
+
+def test_a_project_may_be_called_as_the_others_are() -> None:
+    tenants = {OTHER_PROJECTS: Guarantee(gpu_count_by_type={"any": 1})}
+    jobs = [job_record(name, train_spec(name, project=name), state=JobState.QUEUED) for name in (OTHER_PROJECTS, "b")]
+    state = ClusterState(jobs=Map({job.job_id: job for job in jobs}))
+    waiting = values(seen(state, tenants=tenants), "arena_project_jobs", "project", "state")
+    assert waiting[OTHER_PROJECTS, "waiting"] == waiting[f"({OTHER_PROJECTS})", "waiting"] == 1
+
+
+def sample_count(state: ClusterState) -> int:
+    return sum(len(family.samples) for family in metrics_of(seen(state)))
+
+
+def test_no_number_of_jobs_users_projects_or_nodes_makes_more_of_it() -> None:
+    assert sample_count(a_state(40, 40)) == sample_count(a_state(400, 400))
+    text = str(list(metrics_of(seen(a_state(400, 400)))))
+    assert not re.search(r"\b(user|j|p|n)\d+\b", text)
+
+
+def test_zones_beyond_a_bound_are_told_together() -> None:
+    state = a_state(0, POOLS_MAX + 300, zones=POOLS_MAX + 300)
+    gpus = values(seen(state), "arena_gpus", "gpu_type", "zone", "state")
+    assert len(gpus) == (POOLS_MAX + 1) * len(PLACES)
+    assert sum(gpus.values()) == 4 * len(state.nodes)
+
+
+def test_whatever_a_node_calls_its_zone_can_be_read() -> None:
+    zone = 'a "b"\\\nc} 語 {'
+    info = replace(node_info("n1"), zone=zone, devices=(Device(device_id=DeviceId("d"), index=0),))
+    state = ClusterState(nodes=Map({NodeId("n1"): NodeRecord(node_id=NodeId("n1"), info=info)}))
+    assert values(seen(state), "arena_gpus", "gpu_type", "zone", "state")["cpu", zone, "free"] == 1
+
+
+@pytest.mark.parametrize("policy", ["srtf", "elastic"])
+def test_what_happens_is_counted_once(policy: str) -> None:
+    """Jobs come and end, are stopped for others and lose a node; batches of any size count the same."""
+    sim = Simulation(
+        policy=make_policy(policy),
+        grids=PowerLawGrids(),
+        config=EngineConfig(checkpoint_root="/c", output_root="/o", node_grace_s=5.0),
+    )
+    before = sim.engine.state
+    pairs: list[tuple[ClusterState, Step]] = []
+    for name in ("n1", "n2"):
+        sim.at(0.0, NodeRegistered(info=node_info(name, gpus=2)))
+    for index, steps in enumerate((4000, 400, 50)):
+        spec = train_spec(f"j{index}", stop={"steps": steps}, gpus={"min": 2, "max": 4})
+        sim.at(
+            1.0 + 20.0 * index, JobSubmitted(job_id=JobId(f"j{index}"), spec=spec, user="ann", request_id=str(index))
+        )
+    sim.at(90.0, NodeDisconnected(node_id=NodeId("n2"), incarnation="n2-1", why="gone"))
+    handle = sim.engine.handle
+
+    def noted(*args: Any, **fields: Any) -> Step:
+        state = sim.engine.state
+        step = handle(*args, **fields)
+        pairs.append((state, step))
+        return step
+
+    sim.engine.handle = noted  # type: ignore[method-assign]
+    sim.run()
+    tally = Tally()
+    for state, step in pairs:
+        tally = tally.after(state, [step])
+    ended = sim.ended.values()
+    assert len(ended) == 3
+    assert tally.submitted_count == 3
+    assert dict(tally.ended_count_by_state) == {
+        one: sum(job.state is one for job in ended) for one in JobState if one.is_terminal
+    }
+    assert tally.restart_count == sum(job.restart_count for job in ended) > 0
+    assert tally.preemption_count == sum(job.preemption_count for job in ended)
+    assert tally.reconfiguration_count == sum(job.reconfiguration_count for job in ended)
+    assert tally.preemption_count + tally.reconfiguration_count > 0
+    assert tally.gpu_seconds == pytest.approx(sum(job.gpu_seconds for job in ended))
+    assert tally.lost_node_count == 1
+    at_once = Tally().after(before, [step for _, step in pairs])
+    assert at_once == replace(tally, gpu_seconds=pytest.approx(tally.gpu_seconds))
+
+
+def answered(path: str, **fields: Any) -> str:
+    """The status and the text of an answer."""
+    parts: dict[str, Any] = {"observe": lambda: seen(ClusterState()), "silent_s": lambda: 0.0, "access": None}
+    answer = application(**{**parts, "read_only_cause": lambda: None, **fields})
+    told: list[str] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Any:
+        told.append(status)
+
+    environ = {"PATH_INFO": path, "REQUEST_METHOD": "GET", "QUERY_STRING": ""}
+    text = b"".join(answer(environ, start_response)).decode()  # type: ignore[arg-type]
+    return f"{told[0]}: {text}"
+
+
+def test_it_is_healthy_while_the_loop_runs_and_ready_while_it_can_write() -> None:
+    assert answered("/-/healthy") == "200 OK: healthy\n"
+    assert answered("/-/ready") == "200 OK: ready\n"
+    stuck = SILENT_S_MAX + 1.0
+    assert answered("/-/healthy", silent_s=lambda: stuck) == "503 Service Unavailable: stuck for 11 s\n"
+    assert answered("/-/ready", silent_s=lambda: stuck).startswith("503")
+    full = {"read_only_cause": lambda: "the disk is full"}
+    assert answered("/-/ready", **full) == "503 Service Unavailable: read-only: the disk is full\n"
+    assert answered("/-/healthy", **full).startswith("200")
+    assert answered("/metrics", silent_s=lambda: stuck).startswith("200"), "what is known is told all the same"
+    assert answered("/").startswith("404")
+
+
+def test_the_process_itself_is_told_of(tmp_path: Path) -> None:
+    assert "process_resident_memory_bytes" in answered("/metrics")
