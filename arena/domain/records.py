@@ -275,6 +275,7 @@ class AttemptRecord:
         ends: Verified ends by node; the attempt has ended when every node has one (the first: ``first_end_at_s``).
         resumed_step: Step of the state it started from, None until the worker said so.
         evaluated_step: Step of its latest evaluation.
+        timed_steps, timed_s: Steps whose times were told, and their sum; the first one, which is slow, is left out.
         rendezvous_s, load_s, save_s: The worker's own measure of these parts (``save_s``: the last save).
         leave_at_s: When it is to be asked, or made, to leave, because a node of its is to be empty; None: it may stay.
     """
@@ -310,6 +311,8 @@ class AttemptRecord:
     last_step: int = 0
     durable_step: int = 0
     evaluated_step: int | None = None
+    timed_steps: int = 0
+    timed_s: float = 0.0
     rendezvous_s: float | None = None
     load_s: float | None = None
     save_s: float | None = None

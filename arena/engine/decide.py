@@ -123,6 +123,7 @@ def snapshot_of(state: ClusterState, config: EngineConfig, now_s: float, index: 
         checkpoint_root=config.checkpoint_root,
         restart_s=state.restart_s,
         history=state.lengths,
+        paces=state.paces,
         usd_per_hour=config.usd_per_hour,
         tenants=config.tenants,
     )

@@ -31,6 +31,7 @@ from arena.domain.replacing import freeze, replace, thaw
 from arena.domain.transitions import ATTEMPT_TRANSITIONS, JOB_TRANSITIONS, NODE_TRANSITIONS, check_transition
 from arena.engine.config import EngineConfig
 from arena.engine.entries import Entries, Entry, entry
+from arena.engine.pace_learning import paces_after
 from arena.engine.ports import RestartCost, Step
 from arena.engine.state import ClusterState, next_epoch, pool_of, wants_devices
 from arena.errors import InternalError
@@ -188,6 +189,8 @@ class Draft:
         self._open.attempts = attempts.set(name, attempt) if attempt.is_live else attempts.delete(name)
         if before is None:
             return
+        if not attempt.is_live:
+            self._open.paces = paces_after(self.state, attempt, self.now_s)
         if before.state is not attempt.state:
             check_transition(ATTEMPT_TRANSITIONS, before.state, attempt.state, "attempt", name)
         if before.is_going_on is not attempt.is_going_on:
@@ -352,6 +355,7 @@ class Draft:
             forgotten_nodes=self._forgotten_nodes,
             history=history,
             restart_cost=self._new_restart_cost(),
+            paces=self.state.paces if self.state.paces is not self._before.paces else None,
             decision=self.decision,
             decision_index=self.state.decision_index,
         )

@@ -17,6 +17,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
+from arena.domain.paces import PaceHistory
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Decision
@@ -55,6 +56,7 @@ class Step:
         forgotten_nodes: Nodes whose records are to be dropped.
         history: New history entries.
         restart_cost: What is known of it now, if another restart was measured.
+        paces: What is known of them now, if another run was measured.
         decision: The policy's answer, if it was asked; ``decision_index`` is the number of the latest one.
     """
 
@@ -67,6 +69,7 @@ class Step:
     forgotten_nodes: tuple[NodeId, ...] = ()
     history: Sequence[HistoryEntry] = ()
     restart_cost: RestartCost | None = None
+    paces: PaceHistory | None = None
     decision: Decision | None = None
     decision_index: int = 0
 
@@ -85,6 +88,7 @@ class Restored:
         last_at_s: Greatest instant on record; the clock must not fall behind it.
         lengths: What jobs that ended have taught about lengths.
         restart_cost: What restarts were measured to cost, None if none was.
+        paces: How fast jobs that ended ran against their estimates.
         epoch_floor: Attempts with numbers up to this one may have been made that are not on record: what is known is a
             copy from before them.
     """
@@ -98,6 +102,7 @@ class Restored:
     last_at_s: float = 0.0
     lengths: LengthHistory = field(default_factory=LengthHistory)
     restart_cost: RestartCost | None = None
+    paces: PaceHistory = field(default_factory=PaceHistory)
     epoch_floor: int = 0
 
 

@@ -37,6 +37,9 @@ from arena.units import format_count
 RESTART_SAMPLES_MAX = 4
 """Measurements that the moving average of a reconfiguration's cost remembers, so that it follows the cluster."""
 
+STEP_S_MAX = 1e9
+"""No step takes so long: what a program tells is not believed."""
+
 
 def apply_report(draft: Draft, attempt_name: AttemptId, report: WorkerReport) -> None:
     """Apply one report; reports of attempts that are over are dropped, repeated ones change nothing."""
@@ -125,9 +128,12 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         return
     last, is_first, before = new[-1], attempt.first_step_at_s is None, attempt.last_step
     begins = attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}
+    timed = [point.step_time_s for point in new[is_first:] if 0.0 < point.step_time_s < STEP_S_MAX]
     attempt = replace(
         attempt,
         last_step=last.step,
+        timed_steps=attempt.timed_steps + len(timed),
+        timed_s=attempt.timed_s + sum(timed),
         first_step_at_s=draft.now_s if attempt.first_step_at_s is None else attempt.first_step_at_s,
         state=AttemptState.RUNNING if begins else attempt.state,
     )

@@ -15,6 +15,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.paces import PaceHistory
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import AttemptRecord, JobRecord, JobState, NodeRecord, Wish
 from arena.domain.struck import without
@@ -45,6 +46,7 @@ class ClusterState:
         restart_s: Cost of a reconfiguration: assumed until ``restart_sample_count`` were measured, then their
             moving average.
         lengths: What jobs that ended have taught about lengths.
+        paces: How fast runs that ended were against their estimates.
         epoch_floor: See ``Restored``.
     """
 
@@ -72,6 +74,7 @@ class ClusterState:
     restart_s: float = 10.0
     restart_sample_count: int = 0
     lengths: LengthHistory = field(default_factory=LengthHistory)
+    paces: PaceHistory = field(default_factory=PaceHistory)
     epoch_floor: int = 0
 
 
@@ -182,6 +185,7 @@ def restored_state(restored: Restored, restart_s: float) -> ClusterState:
         history_index=restored.history_index,
         decision_index=restored.decision_index,
         lengths=restored.lengths,
+        paces=restored.paces,
         restart_s=cost.mean_s,
         restart_sample_count=cost.sample_count,
         epoch_floor=restored.epoch_floor,

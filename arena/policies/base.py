@@ -12,6 +12,7 @@ from arena.domain.grid import Estimate, Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
+from arena.domain.paces import PaceHistory
 from arena.domain.parallel import ParallelPlan
 from arena.domain.reason import Reason
 from arena.domain.records import JobRecord, NodeRecord
@@ -58,6 +59,7 @@ class Snapshot:
         restart_s: Usual cost of a reconfiguration, measured so far (save, stop, start, load).
         checkpoint_root: Place of the jobs that name none; empty when unknown.
         history: What jobs that ended have taught about lengths.
+        paces: How fast jobs that ended ran against their estimates.
         usd_per_hour: Price of a GPU hour of each type; without one it costs nothing.
         tenants: Guaranteed GPUs by project.
     """
@@ -75,6 +77,7 @@ class Snapshot:
     restart_s: float = 10.0
     checkpoint_root: str = ""
     history: LengthHistory = field(default_factory=LengthHistory)
+    paces: PaceHistory = field(default_factory=PaceHistory)
     usd_per_hour: Mapping[str, float] = field(default_factory=dict)
     tenants: Guarantees = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
+from arena.domain.paces import PaceHistory
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import RestartCost, Restored, Step
 from arena.errors import ArenaError, InternalError
@@ -36,6 +37,7 @@ class MemoryStore:
         self._dropped = Dropped(identity=self.identity)
         self._leapt_at_s = 0.0
         self._restart_cost: RestartCost | None = None
+        self._paces = PaceHistory()
 
     @property
     def reader(self) -> MemoryStore:
@@ -67,6 +69,7 @@ class MemoryStore:
                 self._nodes.pop(node_id, None)
             self._history.extend(step.history)
             self._restart_cost = step.restart_cost or self._restart_cost
+            self._paces = step.paces or self._paces
             if step.decision is not None:
                 self._decisions.append((step.at_s, step.decision))
             self.inputs_logged.append((step.at_s, step.event))
@@ -87,6 +90,7 @@ class MemoryStore:
             last_at_s=max((at_s for at_s, _ in self.inputs_logged), default=0.0),
             lengths=LengthHistory.of(self._jobs.values()),
             restart_cost=self._restart_cost,
+            paces=self._paces,
         )
 
     def last_job_number(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from arena.domain.events import Event
 from arena.domain.history import LengthHistory
+from arena.domain.paces import PaceHistory
 from arena.domain.records import JobRecord
 from arena.engine.ports import Restored, Step
 
@@ -34,7 +35,7 @@ def restored_from(steps: Iterable[Step]) -> Restored:
     attempts, nodes, grids = {}, {}, {}
     history_index = decision_index = 0
     last_at_s = 0.0
-    restart_cost = None
+    restart_cost, paces = None, PaceHistory()
     for step in steps:
         jobs.update({job.job_id: job for job in step.jobs})
         attempts.update({attempt.attempt_id: attempt for attempt in step.attempts})
@@ -47,6 +48,7 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         decision_index = max(decision_index, step.decision_index)
         last_at_s = step.at_s
         restart_cost = step.restart_cost or restart_cost
+        paces = step.paces or paces
     live_jobs = {name: job for name, job in jobs.items() if not job.state.is_terminal}
     return Restored(
         jobs=tuple(live_jobs.values()),
@@ -58,4 +60,5 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         last_at_s=last_at_s,
         lengths=LengthHistory.of(jobs.values()),
         restart_cost=restart_cost,
+        paces=paces,
     )

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from arena.domain.cluster import ClusterShape
 from arena.domain.events import EVENT_JSON, Event, GridBuilt
 from arena.domain.grid import Grid
+from arena.domain.paces import MeasuredPace
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
 from arena.engine.ports import RestartCost
 from arena.policies.base import Decision
@@ -23,6 +24,7 @@ SHAPE_JSON: TypeAdapter[ClusterShape] = TypeAdapter(ClusterShape)
 HISTORY_JSON: TypeAdapter[HistoryEntry] = TypeAdapter(HistoryEntry)
 DECISION_JSON: TypeAdapter[Decision] = TypeAdapter(Decision)
 RESTART_COST_JSON: TypeAdapter[RestartCost] = TypeAdapter(RestartCost)
+PACES_JSON: TypeAdapter[tuple[MeasuredPace, ...]] = TypeAdapter(tuple[MeasuredPace, ...])
 
 DECISION_BYTES_MAX = 64 * 1024
 _EMPTY_GRID = Grid(cells=())

@@ -20,6 +20,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
+from arena.domain.paces import PaceHistory
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
 from arena_scheduler.reading import Dropped, DroppedBatch
@@ -41,6 +42,7 @@ from arena_scheduler.store.records import (
     HISTORY_JSON,
     JOB_JSON,
     NODE_JSON,
+    PACES_JSON,
     RESTART_COST_JSON,
     SHAPE_JSON,
     GridTexts,
@@ -70,6 +72,8 @@ _ID_LENGTH = 4
 _PROBE_BYTES = 65_536
 RESTART_COST = "restart_cost"
 """Under which what restarts were measured to cost stands in the table of single values."""
+PACES = "paces"
+"""Under which it stands how fast runs that ended were; as one value, of at most ``KINDS_KEPT`` kinds."""
 EPOCH_FLOOR = "epoch_floor"
 """Under which a copy says up to which number there may have been attempts since it was made."""
 TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
@@ -260,9 +264,8 @@ class SqliteStore:
 
     def _load(self, connection: Connection) -> Restored:
         warnings: list[str] = []
-        restart_costs = _parsed(
-            connection, select(META.c.key, META.c.value).where(META.c.key == RESTART_COST), RESTART_COST_JSON
-        )
+        restart_costs = _parsed(connection, _value_of(RESTART_COST), RESTART_COST_JSON)
+        paces = _parsed(connection, _value_of(PACES), PACES_JSON)
         jobs = _parsed(connection, select(JOBS.c.job_id, JOBS.c.record).where(JOBS.c.state.not_in(TERMINAL)), JOB_JSON)
         attempts = _parsed(
             connection, select(ATTEMPTS.c.attempt_id, ATTEMPTS.c.record).where(ATTEMPTS.c.is_live == 1), ATTEMPT_JSON
@@ -273,6 +276,8 @@ class SqliteStore:
             warnings += [f"the stored record of {kind} {key} cannot be read and is left alone" for key in bad]
         if restart_costs[1]:
             warnings.append("what restarts were measured to cost cannot be read and is measured anew")
+        if paces[1]:
+            warnings.append("how fast jobs were measured to run cannot be read and is measured anew")
         known = {job.job_id for job in jobs[0]}
         live = tuple(attempt for attempt in attempts[0] if attempt.job_id in known)
         self.warnings = tuple(warnings)
@@ -288,8 +293,14 @@ class SqliteStore:
             last_at_s=connection.scalar(select(func.max(INPUTS.c.at_s))) or 0.0,
             lengths=LengthHistory.of(ended[0]),
             restart_cost=next(iter(restart_costs[0]), None),
+            paces=PaceHistory.of(one for known in paces[0] for one in known),
             epoch_floor=int(connection.scalar(select(META.c.value).where(META.c.key == EPOCH_FLOOR)) or 0),
         )
+
+
+def _value_of(key: str) -> Any:
+    """Return a query of a single value."""
+    return select(META.c.key, META.c.value).where(META.c.key == key)
 
 
 def _create_private(path: Path) -> None:
@@ -352,6 +363,8 @@ class _Rows:
         self._meta_rows = [
             {"key": RESTART_COST, "value": RESTART_COST_JSON.dump_json(cost).decode()} for cost in costs[-1:]
         ]
+        paces = [step.paces for step in steps if step.paces is not None]
+        self._meta_rows += [{"key": PACES, "value": PACES_JSON.dump_json(one.all).decode()} for one in paces[-1:]]
         self._grid_rows: dict[str, Row] = {}
         self._job_grid_rows: dict[str, Row] = {}
         self._input_rows = [self._input_row(grids, step) for step in steps]
