@@ -22,7 +22,7 @@ from arena.policies.capacity import Pool
 from arena.policies.length_estimates import JobKey
 from arena.policies.priced.columns import NONE, Floats, Ints
 from arena.policies.priced.moves import MOVES_MAX, MOVES_S, recent_moves, rested_among_s
-from arena.policies.priced.pace import paces
+from arena.policies.priced.pace import at_their_paces
 from arena.policies.priced.roster import Roster, roster_of
 from arena.policies.priced.supply import supply_of
 
@@ -170,6 +170,7 @@ class Market:
             Nothing else may happen until then, and what it could have would lie idle.
         outside: Jobs with deadlines that start or change at present and could be stopped afterwards: nothing of
             theirs is chosen now, but what they will need must be left to them (see ``deadlines``).
+        has_typed_paces: Whether jobs of one grid may differ in pace otherwise than by one factor.
     """
 
     rows: tuple[Row, ...]
@@ -188,6 +189,7 @@ class Market:
     kept: tuple[Kept, ...] = ()
     rested_at_s: float | None = None
     outside: tuple[Contender, ...] = ()
+    has_typed_paces: bool = False
 
     def cell(self, column: int) -> Cell:
         """Return the cell of a column that is not to keep what is there."""
@@ -370,8 +372,7 @@ def market_of(snapshot: Snapshot, tables: Tables, *, is_fine: bool = False) -> M
     often = np.flatnonzero(moves[: roster.held_count] >= MOVES_MAX).tolist()
     rested_s = rested_among_s([roster.members[at].record for at in often], now_s)
     market = market if rested_s is None and not outside else replace(market, outside=outside, rested_at_s=rested_s)
-    pace = paces(market.facts, now_s, snapshot.restart_s)
-    return replace(market, speed=market.speed * pace[market.job]) if (pace != 1.0).any() else market
+    return at_their_paces(market, snapshot, roster.works)
 
 
 def waiting_market(snapshot: Snapshot, tables: Tables) -> Market:

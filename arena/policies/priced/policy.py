@@ -57,7 +57,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "6"
+    version: str = "7"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
@@ -226,11 +226,12 @@ def _crew(snapshot: Snapshot, market: Market, shares: Floats, remaining: Floats,
     speeds = np.where(counts[market.job], useful, market.speed)
     keys: list[Hashable] = [*zip(shares[starts].tolist(), speeds[starts].tolist(), strict=True)]
     ends = starts + sizes
+    works = market.facts["work"].tolist() if market.has_typed_paces else [0] * len(sizes)
     for at in np.flatnonzero(sizes > 1).tolist():
         table = market.contenders[at].table
         if not counts[at]:  # what it can do on its grid, whatever it has; jobs of one grid differ in measured pace
             ends[at] = starts[at] + len(table.speed)
-        keys[at] = at if counts[at] else (id(table), keys[at])
+        keys[at] = at if counts[at] else (id(table), works[at], keys[at])
     curves, number = list[Curve](), dict[Hashable, int]()
     which = np.empty(len(keys), dtype=np.intp)
     for at, key in enumerate(keys):

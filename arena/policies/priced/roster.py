@@ -19,6 +19,7 @@ from arena.domain.grid import Grid
 from arena.domain.history import workload_name
 from arena.domain.job import JobId, JobKind, JobSpec
 from arena.domain.launch import NodeId
+from arena.domain.paces import estimator, work_name
 from arena.domain.records import JobRecord, JobState
 from arena.domain.replacing import quickly_made
 from arena.policies.base import Holding, Snapshot
@@ -64,12 +65,16 @@ FACTS = np.dtype(
         ("pace_s", np.float64),  # seconds a step, measured or else estimated, 0 where nobody knows
         ("node_count", np.intp),  # usable nodes that it is on
         ("key", np.intp),  # number of its user and kind of work
+        ("work", np.intp),  # number of what it does and who estimated it
         ("table", np.intp),  # number of the table of what it could be given, -1 where it has none
     ]
 )
 
 
 Item = TypeVar("Item")
+
+Work = tuple[str, str]
+"""What the pace of a job depends on beside its GPUs: who estimated it, and what it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +105,7 @@ class Member:
     Args:
         contender: As which it competes if it does, not counting how often it was moved of late.
         key: Its user and kind of work.
+        work: Who made its grid, and what it does.
         nodes: Numbers of the usable nodes that it is on.
         counts: Its GPUs on each of these.
     """
@@ -109,6 +115,7 @@ class Member:
     grid: Grid | None
     contender: Contender | None
     key: JobKey
+    work: Work
     nodes: tuple[int, ...]
     counts: tuple[int, ...]
 
@@ -124,6 +131,7 @@ class Roster:
         held_count: How many have something.
         facts: Of each member; see ``FACTS``.
         keys: Users and kinds of work, also of former members.
+        works: What they do and who estimated it, also of former members.
         tables: Tables of what jobs could be given, also of former members.
     """
 
@@ -136,6 +144,7 @@ class Roster:
     held_count: int = 0
     facts: NDArray[Any] = field(default_factory=lambda: np.empty(0, dtype=FACTS))
     keys: Numbered[JobKey] = field(default_factory=Numbered)
+    works: Numbered[Work] = field(default_factory=Numbered)
     tables: Numbered[Table] = field(default_factory=Numbered)
 
     @classmethod
@@ -162,7 +171,8 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
     """
     devices = snapshot.capacity.devices
     before = before if before is not None and before.devices is devices else Roster.nobody(devices)
-    if max(len(before.keys), len(before.tables)) > 2 * (len(snapshot.holding) + len(snapshot.waiting)) + NUMBERS_KEPT:
+    numbers = max(len(before.keys), len(before.works), len(before.tables))
+    if numbers > 2 * (len(snapshot.holding) + len(snapshot.waiting)) + NUMBERS_KEPT:
         before = Roster.nobody(devices)
     held = _held(snapshot, before)
     places = {job_id: at for at, job_id in enumerate(before.ids[before.held_count :], before.held_count)}
@@ -170,9 +180,10 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
     members, source, fresh = _members(snapshot, before, [*held, *waiting], contending)
     tables = before.tables.with_more([(id(one.contender.table), one.contender.table) for one in fresh if one.contender])
     keys = before.keys.with_more([(one.key, one.key) for one in fresh])
+    works = before.works.with_more([(one.work, one.work) for one in fresh])
     facts = before.facts
     if fresh:
-        rows = [_facts(one, keys.number[one.key], tables.number) for one in fresh]
+        rows = [_facts(one, (keys.number[one.key], works.number[one.work]), tables.number) for one in fresh]
         facts = np.concatenate([facts, np.array(rows, dtype=FACTS)])
     return Roster(
         devices=devices,
@@ -184,6 +195,7 @@ def roster_of(snapshot: Snapshot, before: Roster | None, contending: Contending)
         held_count=len(held),
         facts=facts[source],
         keys=keys,
+        works=works,
         tables=tables,
     )
 
@@ -240,6 +252,7 @@ def _member(
         grid=grid,
         contender=contender,
         key=(job.user, workload_name(job.spec)),
+        work=("" if grid is None else estimator(grid), work_name(job.spec, job.user)),
         nodes=tuple([node for node, _ in found]),
         counts=tuple([count for _, count in found]),
     )
@@ -251,8 +264,8 @@ def weight_of(spec: JobSpec) -> float:
     return min(max(spec.weight * 2.0**doublings, 2.0**-DOUBLINGS_MAX), 2.0**DOUBLINGS_MAX)
 
 
-def _facts(member: Member, key: int, tables: Mapping[Hashable, int]) -> tuple[Any, ...]:
-    """Return a member's row, in the order of ``FACTS``."""
+def _facts(member: Member, numbers: tuple[int, int], tables: Mapping[Hashable, int]) -> tuple[Any, ...]:
+    """Return a member's row, in the order of ``FACTS``; the numbers are those of its key and its work."""
     job, held, contender = member.record, member.holding, member.contender
     spec, progress, estimate = job.spec, job.progress, None if held is None else held.estimate
     is_running, step_s = job.state is JobState.RUNNING, progress.step_time_s
@@ -284,7 +297,7 @@ def _facts(member: Member, key: int, tables: Mapping[Hashable, int]) -> tuple[An
         held.since_s if held is not None and is_running else math.nan,
         step_s or (0.0 if estimate is None else estimate.iter_time_s),
         len(member.nodes),
-        key,
+        *numbers,
         -1 if contender is None else tables[id(contender.table)],
     )
 
