@@ -75,6 +75,18 @@ class PaceHistory:
     """What the latest runs measured, by kind."""
 
     kinds: Map[PaceKind, MeasuredPace] = field(default_factory=Map)
+    _by_work: dict[tuple[str, str], tuple[MeasuredPace, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def of_work(self, source: str, work: str) -> tuple[MeasuredPace, ...]:
+        """Return what is known of a work whose estimates are from one source, on all types, in their order."""
+        if self.kinds and not self._by_work:  # made when somebody asks first; who asks in another thread makes the same
+            found: dict[tuple[str, str], tuple[MeasuredPace, ...]] = {}
+            for one in self.all:
+                found[one.kind[:2]] = (*found.get(one.kind[:2], ()), one)
+            self._by_work.update(found)
+        return self._by_work.get((source, work), ())
 
     def after(self, kind: PaceKind, pace: float, at_s: float) -> PaceHistory:
         """Return the history after one more run.

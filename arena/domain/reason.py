@@ -60,6 +60,7 @@ class ReasonCode(StrEnum):
     DEADLINE_UNKNOWN = "deadline_unknown"
     DEADLINE_UNPLANNED = "deadline_unplanned"
     DEADLINE_TOO_SOON = "deadline_too_soon"
+    DEADLINE_TOO_SLOW = "deadline_too_slow"
     DEADLINE_TAKEN = "deadline_taken"
     DEADLINE_BEHIND_PROMISES = "deadline_behind_promises"
     DEADLINE_BESIDE_SHARES = "deadline_beside_shares"
@@ -72,6 +73,7 @@ class ReasonCode(StrEnum):
     SHARE = "share"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
+    MEASURED_PACE = "measured_pace"
     BUDGET_SPENT = "budget_spent"
     BUDGET_TOO_SMALL = "budget_too_small"
     BUDGET_NOT_ENOUGH = "budget_not_enough"
@@ -173,6 +175,10 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
         "it takes {needed_s:.0f} s on {group}, the quickest it can be given (its start and a tenth to spare counted), "
         "and is due in {left_s:.0f} s"
     ),
+    ReasonCode.DEADLINE_TOO_SLOW: (
+        "it takes {needed_s:.0f} s on {group}, the quickest it can be given (its start and a tenth to spare counted), "
+        "at {pace:.2g} times the estimated speed, as jobs like it were measured to run, and is due in {left_s:.0f} s"
+    ),
     ReasonCode.DEADLINE_TAKEN: (
         "too few of the GPUs that it can use come free in time: {jobs} have them and may not be stopped before"
     ),
@@ -191,6 +197,9 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.STARTED_OFTEN: (
         "it was started again {count:.0f} times within an hour: it rests for {rest_s:.0f} s, unless its deadline "
         "presses before"
+    ),
+    ReasonCode.MEASURED_PACE: (
+        "on {group} it is counted with {pace:.2g} times the estimated speed, as it, or jobs like it, were measured"
     ),
     ReasonCode.RECLAIMED: (
         "gives back {count:.0f} borrowed GPU{count:s}: project {project} has work for {claimed:.0f} {gpu_type} "

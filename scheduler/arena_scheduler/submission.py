@@ -138,7 +138,7 @@ class Submission:
             RefusedError: It would be refused.
         """
         _refuse_for_good(spec)
-        _user_of(spec, caller)
+        spec = spec.model_copy(update={"user": _user_of(spec, caller)})  # whose history counts
         self._outputs.refuse_taken(spec)
         if not allow_infeasible:
             await self._refuse_infeasible(spec)
@@ -186,6 +186,7 @@ class Submission:
             raise UserError("a submission needs a request_id", fix="make a fresh UUID per submission")
         _refuse_for_good(spec)
         user = _user_of(spec, caller)
+        spec = spec.model_copy(update={"user": user})
         begin = partial(self._admitted, spec, user, request_id, allow_infeasible=allow_infeasible)
         submitted, is_first = await self._under_way.of((user, request_id), begin)
         return submitted if is_first else replace(submitted, is_new=False)
@@ -339,7 +340,7 @@ class Submission:
         job_id = JobId(f"{self._store.identity}-{next(self._numbers)}")
         event = JobSubmitted(
             job_id=job_id,
-            spec=spec.model_copy(update={"user": user}),
+            spec=spec,
             user=user,
             request_id=request_id,
             allow_infeasible=allow_infeasible,

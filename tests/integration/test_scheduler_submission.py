@@ -90,6 +90,24 @@ def promising(cluster: Cluster) -> Submission:
     )
 
 
+async def test_a_promise_is_asked_for_whose_job_it_will_be(tmp_path: Path) -> None:
+    """What is known of jobs is known of their users'."""
+    async with cluster_of(quick_config(tmp_path)) as cluster:
+        agent = await cluster.agent(node_info("n1", gpus=1))
+        await agent.next_of("verdict")
+        submission, asked = promising(cluster), list[str | None]()
+
+        def admission(_state: object, spec: JobSpec, *_: object) -> Admission:
+            asked.append(spec.user)
+            return Admission(is_promised=True, earliest_end_s=1e9)
+
+        submission._admission = admission
+        spec = train_spec("late", stop={"steps": 100}, deadline_s=1_000.0)
+        await submission.try_out(spec, ANN, allow_infeasible=False)
+        await submission.submit(spec, ANN, "first", allow_infeasible=False)
+        assert asked == ["ann", "ann"]
+
+
 async def test_the_answer_says_what_was_promised_when_the_job_was_there(tmp_path: Path) -> None:
     async with cluster_of(quick_config(tmp_path)) as cluster:
         agent = await cluster.agent(node_info("n1", gpus=1))

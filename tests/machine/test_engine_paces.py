@@ -128,6 +128,7 @@ def test_a_deadline_that_only_the_plan_would_make_is_refused() -> None:
         assert not answer.is_promised
         assert answer.earliest_end_s is not None
         assert answer.earliest_end_s - 60_000.0 > 528.0
+        assert "at 0.25 times the estimated speed, as jobs like it were measured to run" in str(answer.reason)
 
 
 def test_a_deadline_that_the_plan_would_not_make_is_promised_where_jobs_were_faster() -> None:

@@ -55,6 +55,14 @@ def test_one_that_is_made_of_what_it_remembers_is_the_same(runs: list[tuple[Pace
     assert PaceHistory.of(shuffled).all == history.all
 
 
+@given(runs=RUNS)
+def test_what_is_known_of_a_work_is_what_is_known_of_its_kinds(runs: list[tuple[PaceKind, float]]) -> None:
+    history = grown(runs)
+    for source, work in [("planner", "a"), ("planner", "b"), ("table", "a")]:
+        of_kinds = [one for one in history.all if (one.kind.source, one.kind.work) == (source, work)]
+        assert list(history.of_work(source, work)) == of_kinds
+
+
 @given(usual=PACES, odd=PACES)
 def test_one_odd_run_among_equal_ones_changes_nothing(usual: float, odd: float) -> None:
     kind = PaceKind("planner", "a", "cpu")

@@ -9,12 +9,14 @@ import pytest
 
 from arena.domain.job import JobId, JobSpec
 from arena.domain.paces import PaceHistory, PaceKind, work_name
+from arena.domain.reason import ReasonCode
 from arena.domain.records import JobState, Progress
 from arena.domain.replacing import replace
 from arena.policies.base import Snapshot
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.pace import PACE_MAX, PACE_TOLERANCE
 from arena.policies.priced.policy import PricedPolicy
+from arena.policies.priced.work_left import runs_until_s
 from tests.builders import allocation_on, cell, chosen, grid_of, holding_of, node_info, snapshot_of, train_spec
 
 NODES = [node_info("n1", gpus=2, gpu_type="a100"), node_info("n2", gpus=2, gpu_type="t4")]
@@ -115,6 +117,43 @@ def test_who_runs_is_not_displaced_by_its_equal(pace: float, now_pace: float) ->
     held = {"a": holding_of(grid, allocation_on(("n1", (0,))), since_s=990.0)}
     snapshot = measured(snapshot_of(one_gpu, jobs, running=held, paces=known((kind("a100"), pace))), "a", now_pace)
     assert not PricedPolicy().decide(snapshot).choices
+
+
+@pytest.mark.parametrize(("pace", "is_promised"), [(1.0, True), (0.25, False)])
+def test_a_promise_counts_with_the_pace_of_those_that_have_only_been_started(pace: float, *, is_promised: bool) -> None:
+    """The one that is promised its end needs 100 s of the only GPU by its grid, 400 s as was measured of its like."""
+    one_gpu, grid = [node_info("n1", gpus=1, gpu_type="a100")], grid_of(cell("a100", (1,), 1.0))
+    first = train_spec("a", stop={"steps": 100}, deadline_s=800.0)
+    second = train_spec("b", model={"layers": 9}, stop={"steps": 300}, deadline_s=800.0)
+    held = {"a": holding_of(grid, allocation_on(("n1", (0,))), movable=False, since_s=999.0)}
+    paces = known((kind("a100"), pace))
+    snapshot = snapshot_of(one_gpu, {"a": (first, grid), "b": (second, grid)}, running=held, paces=paces)
+    starting = replace(snapshot.jobs[JobId("a")], state=JobState.STARTING, is_deadline_promised=True)
+    snapshot = replace(snapshot, jobs=snapshot.jobs.set(JobId("a"), starting))  # type: ignore[attr-defined]
+    answer = PricedPolicy().admission(snapshot, JobId("b"))
+    assert answer is not None
+    assert answer.is_promised is is_promised
+
+
+@pytest.mark.parametrize(("pace", "ends_s"), [(1.0, 100.0), (0.25, 400.0)])
+def test_when_one_ends_that_may_not_be_stopped_and_has_only_been_started(pace: float, ends_s: float) -> None:
+    grid = grid_of(cell("a100", (1,), 1.0))
+    holding = holding_of(grid, allocation_on(("n1", (0,))), movable=False, since_s=999.0)
+    spec = train_spec("a", stop={"steps": 100}, preemptible=False)
+    snapshot = snapshot_of(NODES, {"a": (spec, grid)}, running={"a": holding}, paces=known((kind("a100"), pace)))
+    found = runs_until_s(snapshot, JobId("a"), holding)
+    assert found == pytest.approx(snapshot.now_s + ends_s)
+
+
+@pytest.mark.parametrize(("pace", "deadline_s", "told"), [(0.5, 9e5, True), (1.0, 9e5, False), (0.5, None, False)])
+def test_why_says_at_which_pace_a_deadline_is_counted(pace: float, deadline_s: float | None, *, told: bool) -> None:
+    spec = train_spec("a", stop={"steps": 10_000}, **({} if deadline_s is None else {"deadline_s": deadline_s}))
+    snapshot = snapshot_of(NODES, {"a": (spec, GRID)}, paces=known((kind("a100"), pace), (kind("t4"), 0.2)))
+    found = [str(one) for one in PricedPolicy().explain(snapshot, JobId("a")) if one.code is ReasonCode.MEASURED_PACE]
+    assert (
+        found
+        == ["on a100 2 it is counted with 0.5 times the estimated speed, as it, or jobs like it, were measured"] * told
+    )
 
 
 def test_a_job_starts_on_the_type_where_its_like_was_faster() -> None:

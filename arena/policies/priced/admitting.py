@@ -21,6 +21,7 @@ from arena.policies.priced.deadlines import earliest_end_s
 from arena.policies.priced.layouts import Need
 from arena.policies.priced.market import Market
 from arena.policies.priced.needs import due_at_s, needs_of, room_of
+from arena.policies.priced.pace import pace_on
 from arena.policies.priced.promised_shares import take_others, tenant_of
 from arena.policies.priced.standing import Standing
 from arena.policies.priced.timetable import Block
@@ -88,8 +89,12 @@ def _in_the_way(snapshot: Snapshot, market: Market, places: Sequence[_Place], du
     """
     need, left_s = places[0].need, due_s - snapshot.now_s
     quickest = int(np.argmin(need.lengths_s))
-    needed_s, group = float(need.lengths_s[quickest]), str(market.group(int(need.columns[quickest])))
+    column = int(need.columns[quickest])
+    needed_s, group = float(need.lengths_s[quickest]), str(market.group(column))
     if needed_s > left_s:
+        pace = pace_on(market, column)
+        if pace < 1.0:
+            return reason(ReasonCode.DEADLINE_TOO_SLOW, needed_s=needed_s, group=group, pace=pace, left_s=left_s)
         return reason(ReasonCode.DEADLINE_TOO_SOON, needed_s=needed_s, group=group, left_s=left_s)
     own = [one for one in places if not one.is_beside_shares]
     if not _are_promisable([_alone(one) for one in own], due_s):

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from arena.domain.job import JobId
 from arena.domain.reason import Reason, ReasonCode, reason
+from arena.policies.base import Snapshot
 from arena.policies.priced.allocation import Answer, Effort, solve
 from arena.policies.priced.columns import Columns, Ints
 from arena.policies.priced.market import Contender, Market
+from arena.policies.priced.pace import pace_on
 
 DISPLACED_NAMED_MAX = 5
 GROUPS_FORCED_MAX = 3
@@ -113,6 +115,19 @@ def _described(market: Market, offer: Reason, column: int, usd_per_hour: Mapping
     zones = ", ".join(filter(None, dict.fromkeys(_zones(market, column))))
     names = {**offer.names, **({"zone": zones} if zones else {})}
     return replace(offer, numbers={**offer.numbers, **facts}, names=names)
+
+
+def measured_pace(snapshot: Snapshot, market: Market, at: int) -> tuple[Reason, ...]:
+    """Return at which pace a contender with a deadline is counted, where that is not as estimated.
+
+    Of what it has, else of the quickest that it could have.
+    """
+    if snapshot.jobs[market.contenders[at].job_id].spec.deadline_s is None:
+        return ()
+    own = np.flatnonzero(market.job == at)
+    column = int(market.keeping[at]) if market.keeping[at] >= 0 else int(own[np.argmax(market.speed[own])])
+    pace = pace_on(market, column)
+    return () if pace == 1.0 else (reason(ReasonCode.MEASURED_PACE, group=str(market.group(column)), pace=pace),)
 
 
 def offer_of(market: Market, columns: Columns, answer: Answer, column: int, code: ReasonCode) -> Reason:

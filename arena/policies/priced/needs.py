@@ -22,6 +22,7 @@ from arena.policies.length_beliefs import STEPS_MIN
 from arena.policies.priced.columns import NONE, Floats, Ints, firsts
 from arena.policies.priced.layouts import Need
 from arena.policies.priced.market import Contender, Market
+from arena.policies.priced.pace import remembered_paces
 from arena.policies.priced.reservations import NodeTimes, node_times
 from arena.policies.priced.roster import work_made
 from arena.policies.priced.timetable import Timetable
@@ -251,7 +252,7 @@ def _offer_of(snapshot: Snapshot, market: Market, contender: Contender) -> tuple
     return (
         entry,
         np.concatenate([table.usage, np.array(own_usage).reshape(-1, len(market.rows))]),
-        np.append(table.speed, own_speed),
+        np.append(table.speed * remembered_paces(snapshot, job_id, [one.group for one in table.cells]), own_speed),
         np.append(table.gpu_count, own_count),
         snapshot.now_s + np.where(kept, snapshot.restart_s, 0.0),
         np.where(kept, -snapshot.restart_s if is_running else 0.0, snapshot.restart_s),

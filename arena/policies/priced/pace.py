@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from arena.domain.paces import TRUST_S_MIN, PaceHistory
+from arena.domain.allocation import GpuGroup
+from arena.domain.job import JobId
+from arena.domain.paces import TRUST_S_MIN, PaceHistory, estimator, types_name, work_name
 from arena.policies.base import Snapshot
 from arena.policies.priced.columns import Floats, Ints
 
@@ -49,6 +51,32 @@ def at_their_paces(market: Market, snapshot: Snapshot, works: Numbered[Work]) ->
     return replace(market, speed=market.speed * pace[market.job, known.kind], has_typed_paces=pace.shape[1] > 1)
 
 
+def remembered_paces(snapshot: Snapshot, job_id: JobId, groups: Sequence[GpuGroup]) -> Floats:
+    """Return by which factors jobs like one that have ended were faster than its grid says, 1 where none has.
+
+    For jobs that do not compete, which are few.
+
+    Args:
+        groups: On which it could be; shape of what is returned.
+    """
+    job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
+    if grid is None or not snapshot.paces.kinds:
+        return np.ones(len(groups))
+    ended = snapshot.paces.of_work(estimator(grid), work_name(job.spec, job.user))
+    if not ended:
+        return np.ones(len(groups))
+    known = {one.kind.gpu_types: _bounded(one.log_pace) for one in ended}
+    usual = float(np.median(list(known.values())))
+    return _factors(np.array([known.get(types_name(group), usual) for group in groups]))
+
+
+def pace_on(market: Market, column: int) -> float:
+    """Return with how many times the estimated speed a column is counted."""
+    contender, entry = market.contenders[int(market.job[column])], int(market.entry[column])
+    estimated = contender.kept_speed if entry < 0 else float(contender.table.speed[entry])
+    return float(market.speed[column]) / estimated
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Remembered:
     """What those have measured that ended.
@@ -75,8 +103,12 @@ def _remembered(history: PaceHistory, works: Numbered[Work], market: Market) -> 
     log_pace = np.full((len(works), len(names)), np.nan)
     for at, one in known:
         if one.kind.gpu_types in names:
-            log_pace[at, names.index(one.kind.gpu_types)] = min(max(one.log_pace, -_LOG_MAX), _LOG_MAX)
+            log_pace[at, names.index(one.kind.gpu_types)] = _bounded(one.log_pace)
     return _Remembered(log_pace=log_pace[work], kind=kind)
+
+
+def _bounded(log_pace: float) -> float:
+    return min(max(log_pace, -_LOG_MAX), _LOG_MAX)
 
 
 def _kinds(market: Market) -> tuple[Sequence[str], Ints]:

@@ -25,7 +25,7 @@ from arena.policies.priced.budgets import offered
 from arena.policies.priced.changes import ChangeRules, column_values, outlook, standby, useful_speeds
 from arena.policies.priced.claims import Claims, claimed
 from arena.policies.priced.columns import Columns, Floats, Ints, firsts
-from arena.policies.priced.explaining import Asked, cause_of, explained, offer_of
+from arena.policies.priced.explaining import Asked, cause_of, explained, measured_pace, offer_of
 from arena.policies.priced.fairness import fairer
 from arena.policies.priced.marginal_values import Crew, Curve, concave, values_of
 from arena.policies.priced.market import Market, Tables, market_of
@@ -102,7 +102,8 @@ class PricedPolicy:
         if not lacks and not offers:  # what it could have finds no devices, as the decision says
             lacks = short.in_the_way(at)
         told = (*lacks, *((by_share,) if by_share else ()), *offers)
-        return (*told, *problem.claims.explained(snapshot, at), *share_use(snapshot, job_id))
+        claims = problem.claims.explained(snapshot, at)
+        return (*told, *claims, *measured_pace(snapshot, market, at), *share_use(snapshot, job_id))
 
     def admission(self, snapshot: Snapshot, job_id: JobId) -> Admission | None:
         """Return whether a waiting job's deadline can be promised; see ``deadlines``."""

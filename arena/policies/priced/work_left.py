@@ -13,6 +13,7 @@ from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN, belief
 from arena.policies.lengths import steps_done
 from arena.policies.priced.moves import MOVES_MAX, MOVES_S
+from arena.policies.priced.pace import remembered_paces
 
 SURE_SHARE = 0.8
 """Of the jobs like one that declares nothing, so many are not longer than it is taken to be."""
@@ -71,7 +72,7 @@ def holding_ends_at_s(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is
 
 
 def speed_there(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is_measured: bool = True) -> float | None:
-    """Return the steps per second of what a job has: as measured, else as estimated.
+    """Return the steps per second of what a job has: as measured, else as expected of its estimate.
 
     Args:
         is_measured: Whether what was measured last was measured there.
@@ -79,6 +80,11 @@ def speed_there(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is_measu
     measured_s = snapshot.jobs[job_id].progress.step_time_s
     if measured_s and is_measured:
         return 1.0 / measured_s
+    speed = _estimated_there(snapshot, job_id, holding)
+    return None if speed is None else speed * float(remembered_paces(snapshot, job_id, [holding.group])[0])
+
+
+def _estimated_there(snapshot: Snapshot, job_id: JobId, holding: Holding) -> float | None:
     if holding.estimate is not None:
         return 1.0 / holding.estimate.iter_time_s
     grid = snapshot.grids.get(job_id)
