@@ -1,7 +1,8 @@
 """Who calls, and what they may do and see.
 
 Tokens are kept as digests in a YAML file: ``<sha256 of the token>: {user: ann, role: user}``. Roles are ``user``,
-``admin`` and ``agent``. Without the file (trial mode, loopback only) a caller is whom it says it is, and an admin.
+``admin``, ``agent``, and ``metrics``, which may see those and nothing else. Without the file (trial mode, loopback
+only) a caller is whom it says it is, and an admin.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Role(StrEnum):
     USER = "user"
     ADMIN = "admin"
     AGENT = "agent"
+    METRICS = "metrics"
 
 
 class Grant(BaseModel):
@@ -113,7 +115,7 @@ class Access:
             raise UserError(
                 f"the tokens file {path} is not valid",
                 why=str(error).splitlines()[0],
-                fix="write one line per token: <sha256 of the token>: {user: NAME, role: user|admin|agent}",
+                fix="write one line per token: <sha256 of the token>: {user: NAME, role: user|admin|agent|metrics}",
             ) from error
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller:
@@ -121,18 +123,32 @@ class Access:
 
         Raises:
             AuthenticationError: There is no token, or one that nobody issued.
+            PermissionDeniedError: The token is for metrics alone.
         """
         fields = {key.lower(): value for key, value in metadata if isinstance(value, str)}
         if self._grants is None:
             return Caller(user=fields.get(USER_METADATA_KEY) or "anonymous", role=Role.ADMIN)
-        header = fields.get("authorization", "")
-        if not header.lower().startswith(_BEARER):
+        grant = self._grant(self._grants, fields.get("authorization", ""))
+        if grant.role is Role.METRICS:
+            raise PermissionDeniedError("this token is for metrics alone", why=f"it is {grant.user}'s")
+        return Caller(user=grant.user, role=grant.role)
+
+    def may_see_metrics(self, authorization: str) -> bool:
+        """Tell whether somebody with this header may see metrics: whoever has a token of any role."""
+        try:
+            return self._grants is None or bool(self._grant(self._grants, authorization))
+        except AuthenticationError:
+            return False
+
+    @staticmethod
+    def _grant(grants: Mapping[str, Grant], authorization: str) -> Grant:
+        if not authorization.lower().startswith(_BEARER):
             raise AuthenticationError("this scheduler wants a token", fix="set ARENA_TOKEN or give --token-file")
-        digest = hashlib.sha256(header[len(_BEARER) :].strip().encode()).hexdigest()
+        digest = hashlib.sha256(authorization[len(_BEARER) :].strip().encode()).hexdigest()
         found = None
-        for known, grant in self._grants.items():  # no early end: the time says nothing about which one matched
+        for known, grant in grants.items():  # no early end: the time says nothing about which one matched
             if hmac.compare_digest(known, digest):
                 found = grant
         if found is None:
             raise AuthenticationError("the token is not known here", fix="ask an admin for a new one")
-        return Caller(user=found.user, role=found.role)
+        return found

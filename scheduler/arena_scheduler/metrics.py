@@ -17,10 +17,13 @@ from arena.domain.cluster import NodeState
 from arena.domain.records import JobState
 from arena.domain.tenants import Guarantees
 from arena.engine.state import ClusterState, pool_of
+from arena.policies.capacity import Pool
 from arena_scheduler.cluster_view import place_of
 from arena_scheduler.tally import ENDS, Tally
 from arena_scheduler.tenant_view import OTHERS, tenant_shares
 
+Places = Mapping[Pool, Counter[str]]
+"""GPUs by type and zone, and by what they do."""
 _Labels = TypeVar("_Labels", bound=tuple[str, ...])
 
 POOLS_MAX = 256
@@ -69,9 +72,10 @@ def metrics_of(seen: Observed) -> Iterator[Metric]:
     """Yield every family, each once."""
     yield from _of_scheduler(seen)
     yield from _of_jobs(seen)
-    yield from _of_gpus(seen.state)
+    places = gpu_places(seen.state)
+    yield from _of_gpus(places)
     yield from _of_nodes(seen)
-    yield from _of_projects(seen)
+    yield from _of_projects(seen, places)
     yield from _of_store(seen)
 
 
@@ -154,10 +158,9 @@ def _live_gpu_seconds(seen: Observed) -> float:
     return sum(job.gpu_seconds for job in seen.state.jobs.values()) + running_gpu_seconds
 
 
-def _of_gpus(state: ClusterState) -> Iterator[Metric]:
-    places = gpu_places(state)
+def _of_gpus(places: Places) -> Iterator[Metric]:
     kept = sorted(places)[:POOLS_MAX]
-    counts = {pool: places[pool] for pool in kept}
+    counts = {pool: Counter(places[pool]) for pool in kept}
     for pool in places.keys() - counts.keys():
         counts.setdefault(OTHER_POOLS, Counter()).update(places[pool])
     yield _gauges(
@@ -168,9 +171,9 @@ def _of_gpus(state: ClusterState) -> Iterator[Metric]:
     )
 
 
-def gpu_places(state: ClusterState) -> dict[tuple[str, str], Counter[str]]:
+def gpu_places(state: ClusterState) -> Places:
     """Return what the GPUs of each type and zone do, as `arena status` counts them; reserved ones are free there."""
-    places: dict[tuple[str, str], Counter[str]] = {}
+    places: dict[Pool, Counter[str]] = {}
     for node in state.nodes.values():
         counts = places.setdefault(pool_of(node), Counter())
         for device in node.info.devices:
@@ -190,13 +193,13 @@ def _of_nodes(seen: Observed) -> Iterator[Metric]:
     yield _gauge("arena_agent_sessions", "Agents that are connected.", seen.session_count)
 
 
-def _of_projects(seen: Observed) -> Iterator[Metric]:
+def _of_projects(seen: Observed, places: Places) -> Iterator[Metric]:
     """Yield how shares are used; nothing where there are none."""
     if not seen.tenants:
         return
     free: Counter[str] = Counter()
-    for (gpu_type, _), places in gpu_places(seen.state).items():
-        free[gpu_type] += places["free"] + places["reserved"]
+    for (gpu_type, _), counts in places.items():
+        free[gpu_type] += counts["free"] + counts["reserved"]
     shares = {_project(share.project, seen.tenants): share for share in tenant_shares(seen.tenants, seen.state, free)}
     guaranteed = {(name,): seen.tenants[name].gpu_count for name in sorted(seen.tenants)}
     yield _gauges("arena_project_guaranteed_gpus", "GPUs that a project is guaranteed.", ("project",), guaranteed)

@@ -20,7 +20,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.metrics_core import Metric
 
-from arena.errors import AlreadyRunningError, AuthenticationError, UserError
+from arena.errors import AlreadyRunningError, UserError
 from arena_scheduler.access import Access
 from arena_scheduler.metrics import Observed, metrics_of
 
@@ -81,7 +81,7 @@ def application(
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
-            if access is not None and not _is_known(access, environ):
+            if access is not None and not access.may_see_metrics(environ.get("HTTP_AUTHORIZATION", "")):
                 wanted = ("WWW-Authenticate", "Bearer")
                 return _say(start_response, "401 Unauthorized", "a token of the scheduler is needed", wanted)
             with one_at_a_time:
@@ -101,14 +101,6 @@ def application(
 def _say(start_response: StartResponse, status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:
     start_response(status, [_TEXT, *headers])  # a list of its own: its length is added to it
     return [f"{text}\n".encode()]
-
-
-def _is_known(access: Access, environ: WSGIEnvironment) -> bool:
-    try:
-        access.caller([("authorization", environ.get("HTTP_AUTHORIZATION", ""))])
-    except AuthenticationError:
-        return False
-    return True
 
 
 def tls_context(cert: Path | None, key: Path | None) -> ssl.SSLContext:
@@ -135,9 +127,9 @@ class MetricsServer:
     """
 
     def __init__(self, host: str, port: int, answer: WSGIApplication, tls: ssl.SSLContext | None = None) -> None:
-        self._scheme, self._host = "http" if tls is None else "https", host
+        self._scheme, self._host = "http" if tls is None else "https", host.strip("[]")
         try:
-            self._server = _Server(*_address(host.strip("[]"), port), tls)
+            self._server = _Server(*_address(self._host, port), tls)
         except OSError as error:
             raise _port_error(f"{host}:{port}", error) from error
         self._server.set_app(answer)
@@ -146,7 +138,8 @@ class MetricsServer:
     @property
     def url(self) -> str:
         """Where the metrics are."""
-        return f"{self._scheme}://{self._host}:{self._server.server_port}/metrics"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{self._scheme}://{host}:{self._server.server_port}/metrics"
 
     def start(self) -> None:
         """Answer from now on."""

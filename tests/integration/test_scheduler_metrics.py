@@ -17,15 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
+import grpc
 import pytest
 import trustme
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from arena.domain.launch import NodeId
-from arena.errors import AlreadyRunningError, ResourceExhaustedError, UserError
+from arena.errors import AlreadyRunningError, PermissionDeniedError, ResourceExhaustedError, UserError
 from arena.policies.base import Decision, Snapshot
 from arena.policies.fcfs import FirstComeFirstServed
+from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena.rpc.v1 import common_pb2
 from arena.rpc.version import software_version
@@ -210,6 +212,16 @@ async def test_it_serves_no_metrics_unless_asked_and_closes_the_port_with_the_sc
     assert not is_open(url)
 
 
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_an_address_of_ipv6_is_taken_with_and_without_brackets(tmp_path: Path, host: str) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    async with cluster_of(quick_config(tmp_path, metrics_port=0, metrics_host=host)) as cluster:
+        assert (await scraped(cluster.running.metrics_url))["arena_read_only",] == 0
+
+
 async def test_a_busy_port_is_named_with_the_option_that_changes_it_and_nothing_is_left_open(tmp_path: Path) -> None:
     async with cluster_of(quick_config(tmp_path, metrics_port=0)) as cluster:
         url = cluster.running.metrics_url
@@ -258,7 +270,7 @@ async def test_off_loopback_it_demands_a_token_under_tls(tmp_path: Path) -> None
     cert, key, tokens = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "tokens.yaml"
     pair.cert_chain_pems[0].write_to_path(cert)
     pair.private_key_pem.write_to_path(key)
-    tokens.write_text(yaml.safe_dump({hashlib.sha256(b"prom").hexdigest(): {"user": "prometheus", "role": "user"}}))
+    tokens.write_text(yaml.safe_dump({hashlib.sha256(b"prom").hexdigest(): {"user": "prometheus", "role": "metrics"}}))
     config = quick_config(tmp_path, tokens=tokens, tls_cert=cert, tls_key=key, metrics_host="0.0.0.0", metrics_port=0)
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
@@ -279,6 +291,14 @@ async def test_off_loopback_it_demands_a_token_under_tls(tmp_path: Path) -> None
             await asyncio.to_thread(fetch, at.replace("https", "http"))
         assert (await asyncio.to_thread(fetch, healthy, tls=trusting))[0] == 200
         silent.close()
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes())
+        client = cluster.client(token="prom", credentials=credentials)
+        refusals = [await client.failure(name) for name in ("GetStatus", "ListJobs", "ListNodes")]
+        spec = codec.spec_to_proto(command_spec("a"))
+        refusals.append(await client.failure("SubmitJob", spec=spec, request_id="r"))
+        assert {(type(one), one.what) for one in refusals} == {
+            (PermissionDeniedError, "this token is for metrics alone")
+        }, "who watches may run nothing"
 
 
 async def test_a_certificate_that_is_none_is_refused_in_words(tmp_path: Path) -> None:

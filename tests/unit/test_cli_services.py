@@ -66,6 +66,8 @@ def test_options_of_the_agent_come_from_the_environment_too(
         (["agent", "--check", "--ports", "9-10", "--virtual-gpus", "1"], "port range 9-10 cannot be used"),
         (["agent", "--check", "--label", "rack", "--virtual-gpus", "1"], "--label rack has no value"),
         (["scheduler", "--host", "0.0.0.0"], "it demands a token and TLS. Give --tokens and --tls-cert and --tls-key"),
+        (["scheduler", "--metrics-port", "0", "--metrics-host", "::"], "metrics may not be served on :: like this"),
+        (["scheduler", "--port", "7", "--metrics-port", "7"], "port 7 is the scheduler's own. Give another"),
         (["scheduler", "--policy", "best"], "unknown policy 'best'. Use one of"),
         (["scheduler", "--policy-option", "x=y"], "--policy-option x=y has no number"),
         (["scheduler", "--policy-option", "x=1"], "has no option 'x'"),
