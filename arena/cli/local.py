@@ -37,6 +37,7 @@ class UpPlan:
         port: Of the scheduler; 0 takes a free one, None the usual one where that is free.
         policy_options: Of the policy, each ``NAME=NUMBER``.
         tenants: File of guaranteed shares.
+        metrics_port: Where the scheduler serves metrics, None where it does not.
     """
 
     directory: Path
@@ -47,6 +48,7 @@ class UpPlan:
     port: int | None
     policy_options: tuple[str, ...] = ()
     tenants: Path | None = None
+    metrics_port: int | None = None
 
     @property
     def files(self) -> UpFiles:
@@ -58,10 +60,19 @@ class UpPlan:
         options = [word for item in self.policy_options for word in ("--policy-option", item)]
         return ["--policy", self.policy, *options, *(["--tenants", self.tenants] if self.tenants else [])]
 
+    def metrics_words(self) -> list[object]:
+        """Return the words of a command line that have metrics served."""
+        return [] if self.metrics_port is None else ["--metrics-port", self.metrics_port]
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where the metrics are, None where there are none."""
+        return None if self.metrics_port is None else f"http://127.0.0.1:{self.metrics_port}/metrics"
+
     def scheduler_argv(self, port: int) -> list[str]:
         """Return the command of the scheduler."""
         words: list[object] = ["scheduler", "--host", "127.0.0.1", "--port", port, *self.policy_words()]
-        words += ["--restart", RESTART_S, "--node-grace", NODE_GRACE_S]
+        words += ["--restart", RESTART_S, "--node-grace", NODE_GRACE_S, *self.metrics_words()]
         words += ["--db", self.files.database, "--address-file", self.files.address]
         words += ["--checkpoint-root", self.directory / "checkpoints", "--output-root", self.directory / "output"]
         return arena_argv(words)

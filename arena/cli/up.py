@@ -51,6 +51,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Of the scheduler; 0 takes a free one.  [default: 50061 if free]"
 )
+@click.option("--metrics-port", type=click.IntRange(1, 65535), help="Serve metrics for Prometheus there.")
 @click.option("--dir", "directory", type=_DIRECTORY, help="Holds everything.  [default: up in the state directory]")
 @click.option("--detach", is_flag=True, help="Return once it runs; stop it with `arena down`.")
 @click.option("--in-background", is_flag=True, hidden=True, help="What --detach starts: no Ctrl-C reaches it.")
@@ -149,12 +150,15 @@ def _tell(app: App, plan: UpPlan, address: str, *, is_detached: bool) -> None:
     option = "" if address == DEFAULT_ADDRESS else f" --scheduler {address}"
     ports = plan.files.ports.read_text().strip()
     if app.out.json_mode:
-        app.out.document(address=address, directory=str(plan.directory), agents=plan.agents, ports=ports)
+        facts = {"agents": plan.agents, "ports": ports, "metrics": plan.metrics_url}
+        app.out.document(address=address, directory=str(plan.directory), **facts)
         return
     gpus = format_count(plan.agents * plan.gpus_per_agent, f"{plan.gpu_type} GPU")
     app.out.line(f"{format_count(plan.agents, 'node')} with {gpus} at {address}, all files in {plan.directory}")
     if option:
         app.out.line(f"not at the usual {DEFAULT_ADDRESS}, so commands need --scheduler; ranks meet at ports {ports}")
+    if plan.metrics_url is not None:
+        app.out.line(f"metrics at {plan.metrics_url}")
     app.out.line("now:" if is_detached else "in another terminal:")
     app.out.line(f"  arena{option} submit job.yaml            # or: arena{option} submit --gpus 1 -- python train.py")
     app.out.line(f"  arena{option} status")
@@ -213,4 +217,4 @@ def _up_words(plan: UpPlan) -> list[object]:
     words: list[object] = ["up", "--in-background", "--agents", plan.agents, "--gpus-per-agent", plan.gpus_per_agent]
     words += ["--gpu-type", plan.gpu_type, "--dir", plan.directory]
     words += [] if plan.port is None else ["--port", plan.port]
-    return [*words, *plan.policy_words()]
+    return [*words, *plan.metrics_words(), *plan.policy_words()]

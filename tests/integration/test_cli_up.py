@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,8 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from arena.cli.ports import PortRange, held_ports
 from arena.cli.up_jobs import hold_all
 from arena.domain.records import Wish
 from tests.builders import command_spec
-from tests.fakes.local_cluster import wait_until
+from tests.fakes.local_cluster import free_port, wait_until
 from tests.fakes.processes_here import processes_of
 
 pytestmark = pytest.mark.slow
@@ -186,6 +189,28 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     yield cluster
     cluster.stop(threading.Event())
     signal.signal(signal.SIGINT, before)
+
+
+def test_metrics_are_served_where_they_are_asked_for_also_after_a_restart(cluster: LocalCluster) -> None:
+    cluster.plan = replace(cluster.plan, metrics_port=free_port())
+    cluster.start(threading.Event())
+    scheduler, url = cluster.children[0], cluster.plan.metrics_url
+    assert url is not None
+
+    def jobs() -> str:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30) as page:
+            return "\n".join(line for line in page.read().decode().splitlines() if line.startswith("arena_jobs{"))
+        return ""
+
+    assert 'arena_jobs{state="queued"} 0.0' in jobs()
+    with cluster.client() as client:
+        client.submit(command_spec("a"), allow_infeasible=True)
+    assert 'arena_jobs{state="queued"} 1.0' in jobs()
+    scheduler.process.kill()
+    scheduler.process.wait(30)
+    assert jobs() == ""
+    assert list(cluster.mend())
+    wait_until(lambda: 'arena_jobs{state="queued"} 1.0' in jobs(), "they are served again")
 
 
 def test_a_stop_while_the_scheduler_is_away_holds_the_jobs_and_forgets_none_held_before(cluster: LocalCluster) -> None:

@@ -20,6 +20,7 @@ from arena.cli.children import SETTLED_S, Child, ended_text, last_line, started
 from arena.cli.local import RESTARTS_MAX, LocalCluster, UpPlan
 from arena.cli.main import run
 from arena.cli.ports import PortRange
+from arena.cli.up import _up_words
 from arena.cli.up_places import Place, explained, known_place, start_ticks
 from arena.domain.launch import ATTEMPT_ID_VARIABLE
 from arena.errors import InternalError, UnavailableError
@@ -348,3 +349,12 @@ def test_who_stops_it_is_told_at_once_what_it_waits_for(
     assert run(["up", "--in-background", "--dir", str(tmp_path / "up")]) == 0
     assert seen == [stream.getvalue(), stream.getvalue()], "the one in the background has a log, and says nothing"
     assert stream.getvalue().startswith("stopping: jobs are saved and held first")
+
+
+def test_where_metrics_are_wished_reaches_the_scheduler_also_from_the_background(tmp_path: Path) -> None:
+    plan = replace(cluster_of(ended("x", "", tmp_path), tmp_path).plan, metrics_port=9464)
+    words = "--metrics-port 9464"
+    assert words in " ".join(plan.scheduler_argv(1))
+    assert words in " ".join(map(str, _up_words(plan)))
+    assert plan.metrics_url == "http://127.0.0.1:9464/metrics"
+    assert "--metrics" not in " ".join(map(str, _up_words(replace(plan, metrics_port=None))))
