@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from arena.cli.main import COMMANDS
 from arena.domain.specfile import parse_spec
+from arena.engine.state import ClusterState
 from arena.planner.clusterfile import parse_cluster
 from arena.planner.tenantfile import parse_tenants
+from arena_scheduler.metrics import Observed, metrics_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -49,3 +52,16 @@ def test_every_command_shown_exists() -> None:
     shown = re.findall(r"^    (?:\$ )?arena ([a-z]+)\b", README, re.MULTILINE)
     assert shown
     assert set(shown) <= set(COMMANDS)
+
+
+def test_every_metric_shown_exists_and_its_files_can_be_read() -> None:
+    section = README[README.index("## Watching a cluster") : README.index("## Speed")]
+    seen = Observed(now_s=1.0, state=ClusterState(decided_at_s=0.0), version="1", policy="p", policy_version="1")
+    known = {one.name + "_total" * (one.type == "counter") for one in metrics_of(seen)}
+    scrape, alerts = (yaml.safe_load(block(name)) for name in ("prometheus.yml", "alerts.yml"))
+    rules = [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
+    samples = re.findall(r"^    (arena_[a-z_]+)", section, re.MULTILINE)
+    shown = {*samples, *re.findall(r"arena_[a-z_]+", " ".join(rules))}
+    assert set(samples)
+    assert shown <= known
+    assert f'job="{scrape["scrape_configs"][0]["job_name"]}"' in rules[0]
