@@ -14,7 +14,7 @@ from arena.domain.records import JobState, Progress
 from arena.domain.replacing import replace
 from arena.policies.base import Snapshot
 from arena.policies.priced.market import Tables, market_of
-from arena.policies.priced.pace import PACE_MAX, PACE_TOLERANCE
+from arena.policies.priced.pace import PACE_MAX, PACE_TOLERANCE, pace_on
 from arena.policies.priced.policy import PricedPolicy
 from arena.policies.priced.work_left import runs_until_s
 from tests.builders import allocation_on, cell, chosen, grid_of, holding_of, node_info, snapshot_of, train_spec
@@ -65,6 +65,14 @@ def test_who_was_measured_on_two_types_is_expected_to_be_as_fast_on_each() -> No
     paces = known((kind("a100"), 0.5), (kind("t4"), 0.2))
     assert pace_of(seen(paces), "a") == pace_of(seen(paces), "b") == {"a100": 0.5, "t4": 0.2}
     assert pace_of(seen(paces), "c") == {"a100": 1.0, "t4": 1.0}
+
+
+def test_what_a_job_has_is_as_fast_as_is_expected_there() -> None:
+    on_t4 = grid_of(*(one for one in GRID.cells if one.group.parts[0].gpu_type == "t4"))
+    held = {**HELD, "b": holding_of(on_t4, allocation_on(("n2", (0,))))}
+    market = market_of(seen(known((kind("a100"), 0.5), (kind("t4"), 0.2)), running=held), Tables())
+    found = {market.contenders[at].job_id: pace_on(market, int(market.keeping[at])) for at in (0, 1)}
+    assert found == {"a": pytest.approx(0.5), "b": pytest.approx(0.2)}
 
 
 def test_on_a_type_where_it_was_not_measured_it_is_off_by_as_much() -> None:

@@ -43,12 +43,15 @@ def at_their_paces(market: Market, snapshot: Snapshot, works: Numbered[Work]) ->
     Args:
         works: What contenders do, by the numbers that facts have of it.
     """
-    known = _remembered(snapshot.paces, works, market)
-    kept = known.kind[market.keeping]
-    pace = _paces(market.facts, known.log_pace, kept, now_s=snapshot.now_s, restart_s=snapshot.restart_s)
-    if (pace == 1.0).all():
-        return market
-    return replace(market, speed=market.speed * pace[market.job, known.kind], has_typed_paces=pace.shape[1] > 1)
+    facts, ended = market.facts, _ended(market, snapshot.paces, works)
+    own = np.clip(facts["log_pace"], -_LOG_MAX, _LOG_MAX)  # nan where it is not measured
+    known = np.array([log_pace for _, _, log_pace in ended])
+    if max(np.nanmax(np.abs(own), initial=0.0), np.abs(known).max(initial=0.0)) < _LOG_TOLERANCE:
+        return market  # whatever is expected lies between these
+    names, kind = _kinds(market) if ended else (("",), np.zeros(len(market.job), dtype=np.intp))
+    remembered = _Remembered.of(ended, len(works), names)
+    pace = _paces(market, own, remembered, kind[market.keeping], snapshot)
+    return replace(market, speed=market.speed * pace[market.job, kind], has_typed_paces=len(names) > 1)
 
 
 def remembered_paces(snapshot: Snapshot, job_id: JobId, groups: Sequence[GpuGroup]) -> Floats:
@@ -77,34 +80,43 @@ def pace_on(market: Market, column: int) -> float:
     return float(market.speed[column]) / estimated
 
 
+_Ended = tuple[int, str, float]
+"""Number of a work, types of GPUs, and the logarithm of its pace there."""
+
+
+def _ended(market: Market, history: PaceHistory, works: Numbered[Work]) -> list[_Ended]:
+    """Return what is remembered of what contenders do."""
+    is_done = np.zeros(len(works), dtype=bool)
+    is_done[market.facts["work"]] = True
+    found = ((works.number.get(one.kind[:2]), one) for one in history.kinds.values())
+    return [(at, one.kind.gpu_types, _bounded(one.log_pace)) for at, one in found if at is not None and is_done[at]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Remembered:
-    """What those have measured that ended.
+    """What those have measured that ended, by work.
 
     Args:
-        log_pace: Of the work of each contender on each kind of group, nan where none was; shape (jobs, kinds). The
-            kinds are the sets of GPU types that there are, or one for all where that makes no difference.
-        kind: Of each column; shape (columns,).
+        log_pace: On each kind of group, nan where it was not measured; shape (works, kinds).
+        usual: The median over the kinds on which it was measured, nan where it was on none; shape (works,).
     """
 
     log_pace: Floats
-    kind: Ints
+    usual: Floats
 
-
-def _remembered(history: PaceHistory, works: Numbered[Work], market: Market) -> _Remembered:
-    """Return what is remembered of a market's contenders."""
-    known = [(at, one) for one in history.kinds.values() if (at := works.number.get(one.kind[:2])) is not None]
-    work = market.facts["work"]
-    has_any = np.zeros(max(len(works), 1), dtype=bool)
-    has_any[[at for at, _ in known]] = True
-    if not has_any[work].any():
-        return _Remembered(log_pace=np.full((len(work), 1), np.nan), kind=np.zeros(len(market.job), dtype=np.intp))
-    names, kind = _kinds(market)
-    log_pace = np.full((len(works), len(names)), np.nan)
-    for at, one in known:
-        if one.kind.gpu_types in names:
-            log_pace[at, names.index(one.kind.gpu_types)] = _bounded(one.log_pace)
-    return _Remembered(log_pace=log_pace[work], kind=kind)
+    @classmethod
+    def of(cls, ended: Sequence[_Ended], work_count: int, names: Sequence[str]) -> _Remembered:
+        """Return it for kinds of groups by their names."""
+        log_pace, usual = np.full((work_count, len(names)), np.nan), np.full(work_count, np.nan)
+        by_work: dict[int, list[float]] = {}
+        place = {name: at for at, name in enumerate(names)}
+        for work, gpu_types, one in ended:
+            by_work.setdefault(work, []).append(one)
+            if gpu_types in place:
+                log_pace[work, place[gpu_types]] = one
+        for work, some in by_work.items():
+            usual[work] = float(np.median(some))
+        return cls(log_pace=log_pace, usual=usual)
 
 
 def _bounded(log_pace: float) -> float:
@@ -116,15 +128,23 @@ def _kinds(market: Market) -> tuple[Sequence[str], Ints]:
     types = sorted({row.pool[0] for row in market.rows})
     if len(types) == 1:
         return types, np.zeros(len(market.job), dtype=np.intp)
-    bits = np.zeros(len(market.job), dtype=np.intp)
+    # Found on the tables, of which there are few, and on what jobs have.
+    _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
+    tables, kept = [market.contenders[at].table for at in first.tolist()], market.keeping[market.keeping >= 0]
+    usage = np.concatenate([*(one.usage for one in tables), market.usage[kept]])
+    bits = np.zeros(len(usage), dtype=np.intp)
     for place, gpu_type in enumerate(types):
-        own = [at for at, row in enumerate(market.rows) if row.pool[0] == gpu_type]
-        bits |= (market.usage[:, own] > 0.0).any(axis=1).astype(np.intp) << place
+        of_type = [at for at, row in enumerate(market.rows) if row.pool[0] == gpu_type]
+        bits |= (usage[:, of_type] > 0.0).any(axis=1).astype(np.intp) << place
     found, kind = np.unique(bits, return_inverse=True)
-    return ["+".join(one for place, one in enumerate(types) if bit >> place & 1) for bit in found.tolist()], kind
+    sizes = np.array([len(one.speed) for one in tables], dtype=np.intp)
+    at = (np.cumsum(sizes) - sizes)[own][market.job] + market.entry
+    at[kept] = sizes.sum() + np.arange(len(kept))
+    names = ["+".join(one for place, one in enumerate(types) if bit >> place & 1) for bit in found.tolist()]
+    return names, kind[at]
 
 
-def _paces(facts: NDArray[Any], known: Floats, kept: Ints, *, now_s: float, restart_s: float) -> Floats:
+def _paces(market: Market, own: Floats, remembered: _Remembered, kept: Ints, snapshot: Snapshot) -> Floats:
     """Return by which factor each job is faster than its grid says, on groups of each kind; shape (jobs, kinds).
 
     Estimates are wrong alike for like jobs: a job that is not measured is off by what is expected (see the module). A
@@ -132,35 +152,30 @@ def _paces(facts: NDArray[Any], known: Floats, kept: Ints, *, now_s: float, rest
     differs from what was expected there, the job differs everywhere.
 
     Args:
-        facts: Of the contenders, see ``roster``.
-        known: See ``_Remembered``.
+        own: What each measures; nan where it does not.
         kept: Kind of what each has.
     """
-    measured = np.flatnonzero(~np.isnan(facts["log_pace"]))
-    own = np.clip(facts["log_pace"][measured], -_LOG_MAX, _LOG_MAX)
-    if max(np.abs(own).max(initial=0.0), np.nanmax(np.abs(known), initial=0.0)) < _LOG_TOLERANCE:
-        return np.ones(known.shape)  # whatever is between them
-    log_paces = np.where(np.isnan(known), _elsewhere(facts, known, measured, own)[:, None], known)
-    ran_s = np.maximum(now_s - facts["since_s"][measured] - restart_s, 0.0)
+    facts, restart_s = market.facts, snapshot.restart_s
+    measured = np.flatnonzero(~np.isnan(own))
+    known = remembered.log_pace[facts["work"]]
+    log_paces = np.where(np.isnan(known), _elsewhere(facts, measured, own[measured], remembered)[:, None], known)
+    ran_s = np.maximum(snapshot.now_s - facts["since_s"][measured] - restart_s, 0.0)
     trust = ran_s / (ran_s + max(TRUST_RESTARTS * restart_s, TRUST_S_MIN))
-    surprise = trust * (own - log_paces[measured, kept[measured]])
-    log_paces[measured] += surprise[:, None]
+    log_paces[measured] += (trust * (own[measured] - log_paces[measured, kept[measured]]))[:, None]
     return _factors(log_paces)
 
 
-def _elsewhere(facts: NDArray[Any], known: Floats, measured: Ints, own: Floats) -> Floats:
-    """Return what is expected of each job where nothing is remembered of its work."""
-    expected = np.full(len(facts), float(np.median(own)) if len(own) else 0.0)
-    on_others = np.flatnonzero(~np.isnan(known).all(axis=1))
-    if len(on_others):
-        expected[on_others] = np.nanmedian(known[on_others], axis=1)
-    if len(own):
-        grids, middle = _medians(facts["table"][measured], own)
-        of_grid = np.full(int(facts["table"].max()) + 1, np.nan)
-        of_grid[grids] = middle
-        alike = of_grid[facts["table"]]
-        expected = np.where(np.isnan(alike), expected, alike)
-    return expected
+def _elsewhere(facts: NDArray[Any], measured: Ints, own: Floats, remembered: _Remembered) -> Floats:
+    """Return what is expected of each job where it is not remembered of its work on those GPUs."""
+    usual = remembered.usual[facts["work"]]
+    expected = np.where(np.isnan(usual), float(np.median(own)) if len(own) else 0.0, usual)
+    if not len(own):
+        return expected
+    grids, middle = _medians(facts["table"][measured], own)
+    of_grid = np.full(int(facts["table"].max()) + 1, np.nan)
+    of_grid[grids] = middle
+    alike = of_grid[facts["table"]]
+    return np.where(np.isnan(alike), expected, alike)
 
 
 def _medians(group: Ints, values: Floats) -> tuple[Ints, Floats]:
