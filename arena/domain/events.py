@@ -31,8 +31,24 @@ class SchedulerStarted:
 
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GridBuilt:
+    """The planner answered a ``BuildGrid``; ``shape`` is the cluster shape it was asked for."""
+
+    kind: Literal["grid_built"] = "grid_built"
+    job_id: JobId
+    shape: ClusterShape
+    grid: Grid
+    build_s: float = 0.0
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """A valid job arrived; its id was made by the service."""
+    """A valid job arrived; its id was made by the service.
+
+    Args:
+        planned: Its grid, where whoever took the job has it already: the planner need not be asked then.
+    """
 
     kind: Literal["job_submitted"] = "job_submitted"
     job_id: JobId
@@ -40,6 +56,7 @@ class JobSubmitted:
     user: str
     request_id: str
     allow_infeasible: bool = False
+    planned: GridBuilt | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +84,6 @@ class JobsCancelled:
     kind: Literal["jobs_cancelled"] = "jobs_cancelled"
     job_ids: tuple[JobId, ...]
     by: str
-
-
-@quickly_made
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridBuilt:
-    """The planner answered a ``BuildGrid``; ``shape`` is the cluster shape it was asked for."""
-
-    kind: Literal["grid_built"] = "grid_built"
-    job_id: JobId
-    shape: ClusterShape
-    grid: Grid
-    build_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,3 +246,10 @@ Event = Annotated[
 ]
 
 EVENT_JSON: TypeAdapter[Event] = TypeAdapter(Event, config=JSON_CONFIG)
+
+
+def built_grid(event: Event) -> GridBuilt | None:
+    """Return the grid that an event brings, be it with its job."""
+    if isinstance(event, JobSubmitted):
+        return event.planned
+    return event if isinstance(event, GridBuilt) else None

@@ -165,15 +165,14 @@ class Engine:
                 nodes.end_on_node(draft, event)
             case JobSubmitted():
                 jobs.submit(draft, event)
+                if event.planned is not None:
+                    self._take_grid(draft, event.planned)
             case JobWishChanged():
                 jobs.change_wish(draft, event)
             case JobsCancelled():
                 jobs.cancel_all(draft, event)
             case GridBuilt():
-                is_first = event.job_id not in draft.state.grids
-                jobs.take_grid(draft, event)
-                if is_first:
-                    admit(draft, self.policy, event.job_id)
+                self._take_grid(draft, event)
             case GridFailed():
                 jobs.grid_failed(draft, event)
             case NodeRegistered():
@@ -188,6 +187,12 @@ class Engine:
                 nodes.change_devices(draft, event)
             case SchedulerStarted():
                 _start(draft, event)
+
+    def _take_grid(self, draft: Draft, event: GridBuilt) -> None:
+        is_first = event.job_id not in draft.state.grids
+        jobs.take_grid(draft, event)
+        if is_first:
+            admit(draft, self.policy, event.job_id)
 
     def _tick(self, draft: Draft) -> None:
         for _, kind, name in self._pop_due(draft.now_s):

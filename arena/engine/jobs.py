@@ -20,7 +20,7 @@ from arena.units import format_count
 
 
 def submit(draft: Draft, event: JobSubmitted) -> None:
-    """Queue a new job and ask for its grid; a repeated submission changes nothing."""
+    """Queue a new job and, where it has come without, ask for its grid; a repeated submission changes nothing."""
     if event.job_id in draft.state.jobs:
         return
     job = JobRecord(
@@ -33,7 +33,7 @@ def submit(draft: Draft, event: JobSubmitted) -> None:
     )
     draft.put_job(job)
     draft.record_lazily(partial(_told_of_submission, event))
-    if draft.state.shape.pools:
+    if event.planned is None and draft.state.shape.pools:
         draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
 
 

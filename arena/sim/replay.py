@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from arena.domain.cluster import ClusterShape, Device, NodeInfo
-from arena.domain.events import Event, JobSubmitted, JobWishChanged, NodeRegistered
+from arena.domain.events import Event, GridBuilt, JobSubmitted, JobWishChanged, NodeRegistered
 from arena.domain.grid import GridSource
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import DeviceId, NodeId
 from arena.domain.records import NODE_GOES, AttemptRecord, JobRecord, JobState
 from arena.engine.config import EngineConfig
 from arena.engine.ports import Step
-from arena.errors import InternalError
+from arena.errors import ArenaError, InternalError
 from arena.policies.base import Policy
 from arena.sim.budgets import GIVEN_UP, Budgets
 from arena.sim.costs import SimCosts
@@ -119,7 +119,7 @@ class Replay:
             costs=self.costs,
             config=self.config,
             fates={job.job_id: job.fate for job in jobs},
-            source=self._source(jobs, begins_s),
+            source=self._source(jobs, begins_s, lambda: simulation.engine.state.shape),
             is_over=lambda: len(ledger.outcomes) == len(jobs),
             check=self.check,
             watch=ledger.watch if is_only_watched and watch is None else both,
@@ -139,20 +139,42 @@ class Replay:
         specs = {job.job_id: job.spec for job in jobs}
         return lambda attempt: pace.step_s(specs[attempt.job_id], attempt.group, estimated_s=estimated_step_s(attempt))
 
-    def _source(self, jobs: Sequence[ReplayJob], begins_s: float) -> Iterator[tuple[float, Event]]:
-        """Yield all that comes from outside, in order of time; nodes first."""
+    def _source(
+        self, jobs: Sequence[ReplayJob], begins_s: float, shape: Callable[[], ClusterShape]
+    ) -> Iterator[tuple[float, Event]]:
+        """Yield all that comes from outside, in order of time; nodes first.
+
+        Args:
+            shape: What the scheduler knows of the cluster at present.
+        """
         nodes = list(nodes_of(self.shape))
         yield from ((begins_s, NodeRegistered(info=info)) for info in nodes)
         if not self.disturbances:
-            yield from self._arrivals(jobs)
+            yield from self._arrivals(jobs, shape)
             return
         disturbed = merged(self.disturbances, nodes, begins_s)
-        yield from heapq.merge(self._arrivals(jobs), disturbed, key=lambda timed: timed[0])
+        yield from heapq.merge(self._arrivals(jobs, shape), disturbed, key=lambda timed: timed[0])
 
-    def _arrivals(self, jobs: Sequence[ReplayJob]) -> Iterator[tuple[float, Event]]:
+    def _arrivals(self, jobs: Sequence[ReplayJob], shape: Callable[[], ClusterShape]) -> Iterator[tuple[float, Event]]:
         for job in sorted(jobs, key=lambda job: job.submitted_at_s):
-            event = JobSubmitted(job_id=job.job_id, spec=job.spec, user=job.user, request_id=job.job_id)
+            event = JobSubmitted(
+                job_id=job.job_id,
+                spec=job.spec,
+                user=job.user,
+                request_id=job.job_id,
+                planned=self._planned(job, shape()),
+            )
             yield self._rounded(job.submitted_at_s), event
+
+    def _planned(self, job: ReplayJob, shape: ClusterShape) -> GridBuilt | None:
+        """Return the grid that a job comes with; None where it takes a profile, or might be another one by then."""
+        is_profiled = bool(self.costs.profile_s) and job.spec.command is None
+        if is_profiled or self.disturbances or not shape.pools:
+            return None
+        try:
+            return GridBuilt(job_id=job.job_id, shape=shape, grid=self.grids.grid(job.spec, shape))
+        except ArenaError:  # it is asked for, and fails, once more
+            return None
 
     def _rounded(self, at_s: float) -> float:
         round_s = self.costs.round_s

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from arena.domain.events import GridBuilt
+from arena.domain.events import built_grid
 from arena.domain.grid import Grid
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId
@@ -111,16 +111,17 @@ class TenantLedger:
             for tenant in self._known.values():
                 tenant.pass_to(self._at_s, step.at_s)
             self._at_s = step.at_s
-        if isinstance(step.event, GridBuilt):
-            self._needs[step.event.job_id] = _need_of(step.event.grid)
+        built = built_grid(step.event)
+        if built is not None:
+            self._needs[built.job_id] = _need_of(built.grid)
         for job in step.jobs:
             self._project[job.job_id] = job.spec.project if job.spec.project in self.tenants else ""
         for attempt in step.attempts:
             self._attempt(attempt)
         for job in step.jobs:
             self._job(job)
-        if isinstance(step.event, GridBuilt):
-            self._want(step.event.job_id, step.event.job_id in self._wanting)
+        if built is not None:
+            self._want(built.job_id, built.job_id in self._wanting)
         for tenant in self._known.values():
             is_below = tenant.is_below()
             if is_below is not (tenant.below_since_s is not None):

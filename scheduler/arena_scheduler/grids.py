@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from arena.domain.cluster import ClusterShape
+from arena.domain.events import GridBuilt
 from arena.domain.grid import Grid, GridSource
-from arena.domain.job import GpuLimits, JobKind, JobSpec, ParallelLimits
+from arena.domain.job import GpuLimits, JobId, JobKind, JobSpec, ParallelLimits
 from arena.planner.mixed import MixedCells
 
 GRIDS_REMEMBERED = 256
@@ -35,6 +36,10 @@ class Built:
 
     grid: Grid
     build_s: float
+
+    def told(self, job_id: JobId, shape: ClusterShape) -> GridBuilt:
+        """Return the word of it for a job and the shape that it was made for."""
+        return GridBuilt(job_id=job_id, shape=shape, grid=self.grid, build_s=round(self.build_s, 6))
 
 
 def grid_key(spec: JobSpec, shape: ClusterShape) -> Key:

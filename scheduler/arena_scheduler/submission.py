@@ -12,7 +12,7 @@ from functools import partial
 
 from arena.domain.capability import job_refusals
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import JobSubmitted, JobWishChanged
+from arena.domain.events import GridBuilt, JobSubmitted, JobWishChanged
 from arena.domain.grid import Grid
 from arena.domain.job import JobId, JobSpec
 from arena.domain.limits import contradictions
@@ -141,7 +141,7 @@ class Submission:
         spec = spec.model_copy(update={"user": _user_of(spec, caller)})  # whose history counts
         self._outputs.refuse_taken(spec)
         if not allow_infeasible:
-            await self._refuse_infeasible(spec)
+            await self._feasible(spec)
         warnings = await self._doubts(spec)
         planned = await self._planned(spec, self._present_shape(), allow_infeasible=allow_infeasible)
         deadline = await self._deadline_answer(spec, planned)
@@ -285,7 +285,7 @@ class Submission:
             return None, reason(ReasonCode.NO_NODES, nodes=len(self._view.state.nodes))
         if not allow_infeasible:
             with contextlib.suppress(ArenaError):  # it is refused later, unless it was taken already
-                await self._refuse_infeasible(spec)
+                await self._feasible(spec)
         return await self._grid_or_cause(spec, shape, allow_infeasible=allow_infeasible)
 
     async def _grid_or_cause(self, spec: JobSpec, shape: ClusterShape, *, allow_infeasible: bool) -> Planned:
@@ -328,9 +328,10 @@ class Submission:
         if owner is not None and owner.request_id == request_id:  # said before, to a scheduler before this one
             return _repeated(owner.job_id, owner.user, user)
         self._outputs.refuse_taken(spec)
+        planned = None
         if not allow_infeasible:
             try:
-                await self._refuse_infeasible(spec)
+                planned = await self._feasible(spec)
             except ArenaError:
                 earlier = await self._earlier(request_id, user)
                 if earlier is None:
@@ -344,6 +345,7 @@ class Submission:
             user=user,
             request_id=request_id,
             allow_infeasible=allow_infeasible,
+            planned=None if planned is None else planned(job_id),
         )
         self._under_way.goes_on((user, request_id))
         try:
@@ -377,15 +379,22 @@ class Submission:
         if len(self._recent) > REQUESTS_REMEMBERED:
             self._recent.popitem(last=False)
 
-    async def _refuse_infeasible(self, spec: JobSpec) -> None:
+    async def _feasible(self, spec: JobSpec) -> Callable[[JobId], GridBuilt] | None:
+        """Return what makes the word of a job's grid; None where the planner is to be asked, and may find more.
+
+        Raises:
+            InfeasibleError: No group of the cluster can hold it.
+        """
         shape = self._present_shape()
         if not shape.pools:
-            return  # no node has registered yet: nothing is known
-        grid = (await self._grids.get(spec, shape)).grid
-        if not grid.cells and self._grids.may_widen(spec, shape):
+            return None  # no node has registered yet: nothing is known
+        built, may_widen = await self._grids.get(spec, shape), self._grids.may_widen(spec, shape)
+        grid = built.grid
+        if not grid.cells and may_widen:
             grid = (await self._grids.widened(spec, shape)).grid  # it may fit over several types only
         if not grid.cells and not grid.mixed:
             raise await self._infeasible(spec, shape, grid)
+        return None if may_widen else partial(built.told, shape=shape)
 
     def _present_shape(self) -> ClusterShape:
         """Return the shape with the nodes of this moment; the engine's own follows a little later."""

@@ -14,7 +14,7 @@ from arena.domain.commands import (
     LaunchAttempt,
     StopAttempt,
 )
-from arena.domain.events import GridBuilt, GridFailed
+from arena.domain.events import GridFailed
 from arena.errors import ArenaError
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
@@ -98,9 +98,7 @@ class LiveWorld:
             self._tell(command, built)
 
     def _tell(self, command: BuildGrid, built: Built) -> None:
-        self._inbox.post(
-            GridBuilt(job_id=command.job_id, shape=command.shape, grid=built.grid, build_s=round(built.build_s, 6))
-        )
+        self._inbox.post(built.told(command.job_id, command.shape))
 
     def close(self) -> None:
         """Forget the builds under way."""

@@ -341,16 +341,20 @@ def test_the_input_log_gives_back_every_event_with_its_grid(tmp_path: Path) -> N
     job = job_record("j1")
     submitted = JobSubmitted(job_id=job.job_id, spec=job.spec, user="ann", request_id="r")
     built = GridBuilt(job_id=job.job_id, shape=shape(("cpu", 2, 1)), grid=scaling_grid("cpu", [[1], [2]]))
+    other = job_record("j2")
+    its_grid = replace(built, job_id=other.job_id)
+    planned = JobSubmitted(job_id=other.job_id, spec=other.spec, user="ann", request_id="s", planned=its_grid)
     store.commit(
         [
             Step(event=submitted, at_s=1.0, jobs=(job,)),
             Step(event=Tick(), at_s=1.5),
             Step(event=built, at_s=2.0),
             Step(event=replace(built, build_s=2.0), at_s=3.0),
+            Step(event=planned, at_s=4.0, jobs=(other,)),
         ]
     )
     logged = [(at_s, event) for _, at_s, event in store.reader.inputs(0, 100)]
-    assert logged == [(1.0, submitted), (1.5, Tick()), (2.0, built), (3.0, replace(built, build_s=2.0))]
+    assert logged == [(1.0, submitted), (1.5, Tick()), (2.0, built), (3.0, replace(built, build_s=2.0)), (4.0, planned)]
     store.close()
 
 

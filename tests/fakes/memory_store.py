@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import Event, GridBuilt
+from arena.domain.events import Event, built_grid
 from arena.domain.grid import Grid
 from arena.domain.history import LengthHistory
 from arena.domain.job import JobId
@@ -73,8 +73,9 @@ class MemoryStore:
             if step.decision is not None:
                 self._decisions.append((step.at_s, step.decision))
             self.inputs_logged.append((step.at_s, step.event))
-            if isinstance(step.event, GridBuilt) and step.event.job_id in self._jobs:
-                self._grids[step.event.job_id] = (step.event.shape, step.event.grid)
+            built = built_grid(step.event)
+            if built is not None and built.job_id in self._jobs:
+                self._grids[built.job_id] = (built.shape, built.grid)
 
     def load(self) -> Restored:
         """Return what a new engine starts from."""

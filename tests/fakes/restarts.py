@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from arena.domain.events import Event
+from arena.domain.events import Event, built_grid
 from arena.domain.history import LengthHistory
 from arena.domain.paces import PaceHistory
 from arena.domain.records import JobRecord
@@ -42,8 +42,9 @@ def restored_from(steps: Iterable[Step]) -> Restored:
         nodes.update({node.node_id: node for node in step.nodes})
         for node_id in step.forgotten_nodes:
             nodes.pop(node_id, None)
-        if step.event.kind == "grid_built":
-            grids[step.event.job_id] = (step.event.shape, step.event.grid)
+        built = built_grid(step.event)
+        if built is not None:
+            grids[built.job_id] = (built.shape, built.grid)
         history_index = max([history_index, *(entry.index for entry in step.history)])
         decision_index = max(decision_index, step.decision_index)
         last_at_s = step.at_s

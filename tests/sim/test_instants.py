@@ -1,4 +1,4 @@
-"""What happens at one instant is decided together, with a tick of its own or within the step of its last event."""
+"""Steps that are left out change nothing: the tick that would only decide, the answer to who asks for a known grid."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from arena.domain.commands import BuildGrid
 from arena.domain.job import JobId, JobSpec
+from arena.domain.records import HistoryEntry
 from arena.engine.engine import Engine
 from arena.engine.ports import Step
 from arena.planner.tables import TableGrids
@@ -45,8 +47,10 @@ def jobs(seed: int) -> list[ReplayJob]:
     return made
 
 
-def told(policy: str, made: list[ReplayJob], costs: SimCosts) -> tuple[list[object], list[object], list[object], int]:
-    """All that was commanded, written and asked, with its instants, and in how many steps."""
+def told(
+    policy: str, made: list[ReplayJob], costs: SimCosts
+) -> tuple[list[object], list[HistoryEntry], list[object], int]:
+    """All that agents were commanded, what was written and decided, with its instants, and in how many steps."""
     steps: list[Step] = []
     replay = Replay(
         shape=CLUSTER,
@@ -57,13 +61,16 @@ def told(policy: str, made: list[ReplayJob], costs: SimCosts) -> tuple[list[obje
         check=True,
     )
     replay.run(made, watch=steps.append)
-    commands = [(step.at_s, command) for step in steps for command in step.commands]
+    commands = [(step.at_s, one) for step in steps for one in step.commands if not isinstance(one, BuildGrid)]
     entries = [entry for step in steps for entry in step.history]
     decisions = [(step.at_s, step.decision) for step in steps if step.decision is not None]
-    return list(commands), list(entries), list(decisions), len(steps)
+    return list(commands), entries, list(decisions), len(steps)
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "fcfs-easy", "srtf", "tiresias", "elastic", "arena"])
+POLICIES = ("fcfs", "fcfs-easy", "srtf", "tiresias", "elastic", "arena")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10_000), costs=st.sampled_from([FREE, SLOW]))
 def test_the_last_event_of_an_instant_decides_as_a_tick_would(policy: str, seed: int, costs: SimCosts) -> None:
@@ -74,3 +81,23 @@ def test_the_last_event_of_an_instant_decides_as_a_tick_would(policy: str, seed:
         *by_tick, ticked_count = told(policy, made, costs)
     assert within == by_tick
     assert step_count < ticked_count
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), start_s=st.sampled_from([0.0, 1.0]))
+def test_a_job_that_comes_with_its_grid_fares_as_one_that_asks_for_it(policy: str, seed: int, start_s: float) -> None:
+    """But for jobs of one instant, whose submissions and grids are written job by job."""
+    made, costs = jobs(seed), replace(FREE, start_s=start_s)
+    commands, entries, decisions, step_count = told(policy, made, costs)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Replay, "_planned", lambda *_: None)
+        asked_commands, asked_entries, asked_decisions, asked_count = told(policy, made, costs)
+    assert (commands, decisions) == (asked_commands, asked_decisions)
+    assert by_instant(entries) == by_instant(asked_entries)
+    assert step_count == asked_count - (len(made) - 1)  # the first one is looked at before the nodes are there
+
+
+def by_instant(entries: list[HistoryEntry]) -> list[tuple[float, str, str]]:
+    """Entries without their order within an instant."""
+    return sorted((entry.at_s, str(entry.job_id), repr(replace(entry, index=0))) for entry in entries)

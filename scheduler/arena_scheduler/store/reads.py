@@ -9,12 +9,12 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import Engine, Select, and_, func, or_, select
 
-from arena.domain.events import EVENT_JSON, Event, GridBuilt
+from arena.domain.events import EVENT_JSON, Event
 from arena.domain.job import JobId
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState
 from arena.policies.base import Decision
 from arena_scheduler.reading import HistoryQuery, JobCursor, JobPage, JobQuery
-from arena_scheduler.store.records import ATTEMPT_JSON, DECISION_JSON, GRID_JSON, HISTORY_JSON, JOB_JSON
+from arena_scheduler.store.records import ATTEMPT_JSON, DECISION_JSON, GRID_JSON, HISTORY_JSON, JOB_JSON, with_grid
 from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOBS, PROJECTS
 
 _IDS_AT_ONCE = 500
@@ -135,9 +135,7 @@ class SqliteReader:
 
 def _event(text: str, grid: bytes | None) -> Event:
     event = EVENT_JSON.validate_json(text)
-    if not isinstance(event, GridBuilt) or grid is None:
-        return event
-    return GridBuilt(job_id=event.job_id, shape=event.shape, grid=GRID_JSON.validate_json(grid), build_s=event.build_s)
+    return event if grid is None else with_grid(event, GRID_JSON.validate_json(grid))
 
 
 def _conditions(query: JobQuery) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import EVENT_JSON, Event, GridBuilt
+from arena.domain.events import EVENT_JSON, Event, GridBuilt, JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.paces import MeasuredPace
 from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, NodeRecord
@@ -60,10 +60,19 @@ class GridTexts:
 
 
 def event_text(event: Event) -> bytes:
-    """Return an event as JSON, without the grid of a ``GridBuilt``."""
-    if isinstance(event, GridBuilt):
-        event = replace(event, grid=_EMPTY_GRID)
-    return EVENT_JSON.dump_json(event)
+    """Return an event as JSON, without the grid that it brings."""
+    return EVENT_JSON.dump_json(with_grid(event, _EMPTY_GRID))
+
+
+def with_grid(event: Event, grid: Grid) -> Event:
+    """Return an event with another grid in place of the one that it brings; as it is, where it brings none."""
+    match event:
+        case GridBuilt():
+            return replace(event, grid=grid)
+        case JobSubmitted(planned=GridBuilt() as planned):
+            return replace(event, planned=replace(planned, grid=grid))
+        case _:
+            return event
 
 
 def decision_text(decision: Decision) -> str:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Integer, Table, bindparam, cast, delete, func
 from sqlalchemy.dialects.sqlite import dialect, insert
 
 from arena.domain.cluster import ClusterShape
-from arena.domain.events import GridBuilt
+from arena.domain.events import built_grid
 from arena.domain.grid import Grid
 from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
@@ -370,14 +370,13 @@ class _Rows:
         self._input_rows = [self._input_row(grids, step) for step in steps]
 
     def _input_row(self, grids: GridTexts, step: Step) -> Row:
-        digest = None
-        if isinstance(step.event, GridBuilt):
-            text = grids.text_of(step.event.grid)
+        digest, built = None, built_grid(step.event)
+        if built is not None:
+            text = grids.text_of(built.grid)
             digest = text.digest
             self._grid_rows[digest] = {"digest": digest, "grid": text.text}
-            shape = SHAPE_JSON.dump_json(step.event.shape).decode()
-            job_id = step.event.job_id
-            self._job_grid_rows[job_id] = {"job_id": job_id, "digest": digest, "shape": shape}
+            shape = SHAPE_JSON.dump_json(built.shape).decode()
+            self._job_grid_rows[built.job_id] = {"job_id": built.job_id, "digest": digest, "shape": shape}
         return {"at_s": step.at_s, "event": event_text(step.event).decode(), "digest": digest}
 
     def write(self, connection: Connection) -> None:
