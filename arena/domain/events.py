@@ -47,7 +47,8 @@ class JobSubmitted:
     """A valid job arrived; its id was made by the service.
 
     Args:
-        planned: Its grid, where whoever took the job has it already: the planner need not be asked then.
+        planned: Its grid, where whoever took the job has it already for the cluster's settled shape: the planner need
+            not be asked then.
     """
 
     kind: Literal["job_submitted"] = "job_submitted"

@@ -164,9 +164,9 @@ class Engine:
             case AttemptEnded():
                 nodes.end_on_node(draft, event)
             case JobSubmitted():
-                jobs.submit(draft, event)
-                if event.planned is not None:
-                    self._take_grid(draft, event.planned)
+                planned = jobs.submit(draft, event)
+                if planned is not None:
+                    self._take_grid(draft, planned)
             case JobWishChanged():
                 jobs.change_wish(draft, event)
             case JobsCancelled():

@@ -19,10 +19,15 @@ from arena.engine.spending import is_spent, spent_usd
 from arena.units import format_count
 
 
-def submit(draft: Draft, event: JobSubmitted) -> None:
-    """Queue a new job and, where it has come without, ask for its grid; a repeated submission changes nothing."""
+def submit(draft: Draft, event: JobSubmitted) -> GridBuilt | None:
+    """Queue a new job and ask for its grid, unless it has come with one; a repeated submission changes nothing.
+
+    Returns:
+        The grid that it has come with, if that is for the present shape: of nodes that have only just come or gone it
+        is too soon to say what a job could have there.
+    """
     if event.job_id in draft.state.jobs:
-        return
+        return None
     job = JobRecord(
         job_id=event.job_id,
         spec=event.spec,
@@ -33,8 +38,12 @@ def submit(draft: Draft, event: JobSubmitted) -> None:
     )
     draft.put_job(job)
     draft.record_lazily(partial(_told_of_submission, event))
-    if event.planned is None and draft.state.shape.pools:
-        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+    shape = draft.state.shape
+    if event.planned is not None and event.planned.shape == shape:
+        return event.planned
+    if shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=shape))
+    return None
 
 
 def _told_of_submission(event: JobSubmitted) -> Entry:

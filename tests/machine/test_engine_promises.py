@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from arena.domain.events import Event, GridBuilt, JobSubmitted, NodeDisconnected, NodeRegistered
+from arena.domain.events import Event, GridBuilt, JobSubmitted, NodeDisconnected, NodeRegistered, Tick
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import NodeId
 from arena.domain.reason import ReasonCode
@@ -16,6 +16,7 @@ from arena.engine.config import EngineConfig
 from arena.engine.decide import PolicyFault
 from arena.engine.engine import Engine
 from arena.engine.ports import Step
+from arena.engine.state import shape_of
 from arena.policies.base import Admission, Decision, Policy, Snapshot
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
@@ -138,3 +139,21 @@ def test_of_a_promise_that_is_kept_nothing_is_told() -> None:
     sim.run(until_s=1_000.0)
     assert sim.ended[A].state is JobState.SUCCEEDED
     assert broken(sim.steps) == []
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_job_that_comes_with_its_grid_is_answered_once_the_nodes_are_settled(is_settled: bool) -> None:
+    """The grid may be of nodes that have come a moment ago, and that nothing is given on yet."""
+    engine = Engine(make_policy("arena"), replace(CONFIG, shape_settle_s=0.5))
+    engine.handle(NodeRegistered(info=node_info("n1")), 0.0)
+    if is_settled:
+        engine.handle(Tick(), 0.5)
+    shape = shape_of(engine.state.nodes)
+    planned = GridBuilt(job_id=A, shape=shape, grid=PowerLawGrids().grid(WITH_DEADLINE, shape))
+    event = JobSubmitted(job_id=A, spec=WITH_DEADLINE, user="ann", request_id="a", planned=planned)
+    engine.handle(event, 0.6 if is_settled else 0.1)
+    if not is_settled:
+        assert engine.state.jobs[A].deadline_cause is None
+        engine.handle(Tick(), 0.5)
+        engine.handle(planned, 0.6)
+    assert engine.state.jobs[A].is_deadline_promised
