@@ -277,6 +277,9 @@ def _with_indexes(state: ClusterState, now_s: float, config: EngineConfig) -> Cl
 
 
 def replay(engine: Engine, inputs: Iterable[tuple[float, Event]]) -> Iterator[Step]:
-    """Feed a log of inputs to an engine; with the same policy and configuration the steps are those recorded."""
+    """Feed a log of inputs to an engine; with the same policy and configuration the steps are those recorded.
+
+    The log is that of a driver that never knows of the last event of an instant, as the live one.
+    """
     for at_s, event in inputs:
         yield engine.handle(event, at_s)
