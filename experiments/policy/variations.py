@@ -30,9 +30,9 @@ SENSITIVITY: dict[str, dict[str, Any]] = {
     "lengths sigma 2": {"length_sigma": 2.0},
     "lengths none": {"lengths": "none"},
     "30 % killed early": {"killed_share": 0.3},
-    "estimates off, sigma 0.1": {"bias_sigma": 0.1},
-    "estimates off, sigma 0.2": {"bias_sigma": 0.2},
-    "estimates off, sigma 0.4": {"bias_sigma": 0.4},
+    "estimates off (sigma 0.1)": {"bias_sigma": 0.1},
+    "estimates off (sigma 0.2)": {"bias_sigma": 0.2},
+    "estimates off (sigma 0.4)": {"bias_sigma": 0.4},
     "links believed 0.7": {"bias_link": 0.7},
     "10 % of plans do not fit": {"no_fit_share": 0.1},
     "30 % of plans do not fit": {"no_fit_share": 0.3},
@@ -100,7 +100,12 @@ def _base(args: argparse.Namespace) -> Setting:
     return Setting(load=args.load, counts_least=args.load_at == "least", lengths=args.lengths)
 
 
-def _chosen(known: dict[str, Any], only: str) -> dict[str, Any]:
+def chosen(known: dict[str, Any], only: str) -> dict[str, Any]:
+    """Return the variations whose names are given, comma-separated, in their usual order; all where none is.
+
+    Raises:
+        UserError: There is none of that name.
+    """
     names = [name.strip() for name in only.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -113,7 +118,7 @@ def sensitivity(args: argparse.Namespace, folder: Path, console: Console) -> dic
     policies, base = policies_of(args), _base(args)
     varied = [
         Variation(label=label, setting=replace(base, **change), policies=policies)
-        for label, change in {BASE: {}, **_chosen(SENSITIVITY, args.only)}.items()
+        for label, change in {BASE: {}, **chosen(SENSITIVITY, args.only)}.items()
     ]
     return _run(varied, args, folder, console)
 
@@ -125,7 +130,7 @@ def ablations(args: argparse.Namespace, folder: Path, console: Console) -> dict[
         raise UserError("ablations are of one policy", fix="give it with --policy")
     given = {label: policy for label, _, policy in (text.partition("=") for text in args.variant)}
     options = {**(OPTIONS if policies[0] == DEFAULT else {}), **given}
-    chosen = [BASE, *_chosen({**ABLATIONS, **options}, args.only)]
+    chosen = [BASE, *chosen({**ABLATIONS, **options}, args.only)]
     varied = [
         Variation(
             label=label,

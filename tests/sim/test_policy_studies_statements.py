@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from arena.cli.replay_results import Study
 from arena.domain.job import JobId, WorkloadSpec
 from arena.domain.trace import TraceJob
+from arena.errors import UserError
 from experiments.policy.arrivals import Drawn
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.runs import LENGTH_BLIND, Keeping, studied
 from experiments.policy.statements import RIVAL, Statement, Verdict, counted, statements_of
+from experiments.policy.variations import ABLATIONS, SENSITIVITY, chosen
 from tests.sim.test_policy_studies import GRIDS, SHAPE, WORKLOAD
 
 PREDICTED = Setting(load=0.9, lengths="predicted")
@@ -136,3 +139,13 @@ def test_who_is_blind_is_run_on_the_cases_that_may_be_kept() -> None:
     keys = {run["policy"]: run["key"] for run in found.runs}
     assert keys["fcfs"] == Keeping().key(blind, "fcfs")
     assert keys["srtf"] == Keeping().key(busy("none"), "srtf")
+
+
+@pytest.mark.parametrize("known", [SENSITIVITY, ABLATIONS])
+def test_every_variation_can_be_asked_for_alone(known: dict[str, Any]) -> None:
+    for name in known:
+        assert list(chosen(known, name)) == [name]
+    first, *_, last = known
+    assert list(chosen(known, f" {last},{first}")) == [first, last]
+    with pytest.raises(UserError, match="there is no variation 'nothing'"):
+        chosen(known, "nothing")
