@@ -130,14 +130,14 @@ def ablations(args: argparse.Namespace, folder: Path, console: Console) -> dict[
         raise UserError("ablations are of one policy", fix="give it with --policy")
     given = {label: policy for label, _, policy in (text.partition("=") for text in args.variant)}
     options = {**(OPTIONS if policies[0] == DEFAULT else {}), **given}
-    chosen = [BASE, *chosen({**ABLATIONS, **options}, args.only)]
+    names = [BASE, *chosen({**ABLATIONS, **options}, args.only)]
     varied = [
         Variation(
             label=label,
             setting=replace(base, **ABLATIONS.get(label, {})),
             policies=(options[label],) if label in options else policies,
         )
-        for label in chosen
+        for label in names
     ]
     return _run(varied, args, folder, console)
 
