@@ -50,6 +50,8 @@ def rho_and_completion_s(fairness: float, seed: int) -> tuple[float, float]:
 
 
 def test_the_worst_share_gets_better_at_a_price() -> None:
-    plain, fair = (np.mean([rho_and_completion_s(fairness, seed) for seed in range(1, 4)], axis=0) for fairness in (0, 4))
+    plain, fair = (
+        np.mean([rho_and_completion_s(fairness, seed) for seed in range(1, 4)], axis=0) for fairness in (0, 4)
+    )
     assert fair[0] < 0.9 * plain[0]
     assert plain[1] <= fair[1] <= 1.15 * plain[1]
