@@ -62,14 +62,19 @@ class Owner:
 
 
 class RefusesOnce(FakeScheduler):
-    """Refuses the first stream with an error of ours or with a bare status, and no other."""
+    """Refuses the first stream with an error of ours or with a bare status; with one that is final, every stream.
+
+    A refusal may be lost on its way (the transport breaks first): who would end by it asks again, and is refused again.
+    """
 
     def __init__(self, refusal: ArenaError | grpc.StatusCode) -> None:
         super().__init__()
         self.first_refusal: ArenaError | grpc.StatusCode | None = refusal
 
     async def OpenSession(self, requests: Any, context: Any) -> None:
-        refusal, self.first_refusal, self.refusal = self.first_refusal, None, None
+        refusal, self.refusal = self.first_refusal, None
+        if type(refusal) not in FINAL:
+            self.first_refusal = None
         if isinstance(refusal, grpc.StatusCode):
             await context.abort(refusal, "said by something on the way")
         self.refusal = refusal
