@@ -32,7 +32,7 @@ class SchedulerStarted:
 @quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridBuilt:
-    """The planner answered a ``BuildGrid``; ``shape`` is the cluster shape it was asked for."""
+    """A job's grid, made for the cluster shape ``shape``: the answer to a ``BuildGrid``, or what a job comes with."""
 
     kind: Literal["grid_built"] = "grid_built"
     job_id: JobId
