@@ -77,6 +77,7 @@ def _capacity(state: ClusterState) -> Iterator[str]:
     for counts in gpu_counts(state):
         if counts.free + counts.used + counts.draining + counts.dirty != counts.total:
             yield f"GPUs of type {counts.gpu_type} do not add up: {counts}"
+    holes = {(pool, size): nodes for pool, size, nodes in state.capacity.holes()}
     for node in state.nodes.values():
         expected = {
             device.device_id
@@ -90,7 +91,7 @@ def _capacity(state: ClusterState) -> Iterator[str]:
         free = [device for _, device in room.free] if room is not None else []
         if set(free) != expected or len(free) != len(expected):
             yield f"node {node.node_id} should have {sorted(expected)} free, capacity says {free}"
-        if free and node.node_id not in state.capacity.holes.get((pool_of(node), len(free)), ()):
+        if free and node.node_id not in holes.get((pool_of(node), len(free)), ()):
             yield f"node {node.node_id} is not among the holes of size {len(free)}"
 
 

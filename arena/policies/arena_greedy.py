@@ -232,7 +232,7 @@ class ArenaGreedy:
 
     def _upgrades(self, seating: Seating, deadlines: Deadlines) -> Iterator[tuple[float, JobId, Ask]]:
         """Yield upgrades that would gain on the most local group: (gain, job, ask)."""
-        free = {gpu_type: seating.free_count(gpu_type) for gpu_type, _ in seating.capacity.pools()}
+        free = {gpu_type: seating.free_count(gpu_type) for gpu_type, _ in seating.capacity.pools}
         for job_id, seat in seating.seats.items() if free else ():
             if not seat.is_movable:
                 continue

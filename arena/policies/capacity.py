@@ -37,49 +37,52 @@ class NodeRoom:
     free: tuple[tuple[int, DeviceId], ...]
 
 
-class PoolTotal(NamedTuple):
-    """What a pool has free: devices in all, and how many free devices its nodes have, each number once, sorted."""
+class PoolHoles(NamedTuple):
+    """What a pool has free.
+
+    Attributes:
+        free_count: Devices in all.
+        by_size: For each number of free devices, from 0 to the most that a node has, the nodes that have exactly so
+            many, sorted by id; none has 0.
+    """
 
     free_count: int
-    sizes: tuple[int, ...]
+    by_size: tuple[tuple[NodeId, ...], ...]
+
+    @property
+    def largest(self) -> int:
+        """The most free devices on one node."""
+        return len(self.by_size) - 1
 
 
-_Totals = dict[Pool, PoolTotal]
-_NOTHING = PoolTotal(0, ())
-
-
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """Free devices of the usable nodes.
 
     Args:
         rooms: What each node has to give.
-        holes: For each pool and number of free devices, the nodes that have exactly so many, sorted by id.
+        pools: What each pool with a free device has, in the order of pools; worked out of the rooms.
         devices: All clean devices of the usable nodes, free or not; what ``restore`` may give back.
     """
 
     rooms: Map[NodeId, NodeRoom] = field(default_factory=Map)
-    holes: Map[tuple[Pool, int], tuple[NodeId, ...]] = field(default_factory=Map)
+    pools: Mapping[Pool, PoolHoles] = field(default_factory=dict, hash=False)
     devices: Map[NodeId, NodeRoom] = field(default_factory=Map)
-    # Worked out of the holes when it is first asked for, and kept beside those it was worked out of.
-    _totals: tuple[object, _Totals] = field(default=(None, {}), init=False, repr=False, compare=False)
 
-    def totals(self) -> _Totals:
-        """Return what each pool with a free device has, in the order of pools."""
-        if self._totals[0] is not self.holes:
-            object.__setattr__(self, "_totals", (self.holes, _totals_of(self.holes)))
-        return self._totals[1]
-
-    def pools(self) -> tuple[Pool, ...]:
-        """Return the pools with at least one free device, sorted."""
-        return tuple(self.totals())
+    def holes(self) -> Iterator[tuple[Pool, int, tuple[NodeId, ...]]]:
+        """Yield each pool and number of free devices with the nodes that have exactly so many, sorted by all three."""
+        for pool, found in self.pools.items():
+            for size, nodes in enumerate(found.by_size):
+                if nodes:
+                    yield pool, size, nodes
 
     def free_count(self, gpu_type: str | None = None, zone: str | None = None) -> int:
         """Return the number of free devices, of one type or zone if given."""
         count = 0
-        for pool, total in self.totals().items():
+        for pool, found in self.pools.items():
             if (gpu_type is None or pool[0] == gpu_type) and (zone is None or pool[1] == zone):
-                count += total.free_count
+                count += found.free_count
         return count
 
     def largest_hole(self, gpu_type: str, zone: str | None = None) -> int:
@@ -89,18 +92,18 @@ class Capacity:
     def free_and_hole(self, gpu_type: str, zone: str | None = None) -> tuple[int, int]:
         """Return the number of free devices of a type, and the most of them on one node."""
         free = hole = 0
-        for pool, (free_count, sizes) in self.totals().items():
+        for pool, found in self.pools.items():
             if pool[0] == gpu_type and (zone is None or pool[1] == zone):
-                free += free_count
-                hole = max(hole, sizes[-1])
+                free += found.free_count
+                hole = max(hole, found.largest)
         return free, hole
 
     def nodes_by_fit(self, pool: Pool, size: int) -> Iterator[tuple[NodeId, int]]:
         """Yield nodes that can give ``size`` devices with their free count, tightest fit first, then by id."""
-        total = self.totals().get(pool)
-        for have in total.sizes if total is not None else ():
-            if have >= size:
-                for node_id in self.holes[pool, have]:
+        found = self.pools.get(pool)
+        if found is not None:
+            for have in range(size, found.largest + 1):
+                for node_id in found.by_size[have]:
                     yield node_id, have
 
     def free_items(self, node_id: NodeId) -> tuple[tuple[int, DeviceId], ...]:
@@ -118,42 +121,43 @@ class Capacity:
 
     def with_rooms(self, changes: Iterable[tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]]) -> Capacity:
         """Return the value with the free devices of several nodes replaced, each in order, no node twice."""
-        rooms, after = self.rooms, dict[tuple[Pool, int], tuple[NodeId, ...]]()
+        rooms, opened = self.rooms, dict[Pool, list[tuple[NodeId, ...]]]()
         for node_id, pool, free in changes:
-            before = rooms.get(node_id)
+            before, count = rooms.get(node_id), len(free)
             if before is not None:
-                key = (before.pool, len(before.free))
-                after[key] = _less(after[key] if key in after else self.holes[key], node_id)
-            if free:
+                sizes, had = self._opened(before.pool, opened), len(before.free)
+                sizes[had] = _less(sizes[had], node_id)
+            if count:
                 rooms = rooms.set(node_id, NodeRoom(pool=pool, free=free))
-                key = (pool, len(free))
-                after[key] = _more(after[key] if key in after else self.holes.get(key, ()), node_id)
+                sizes = self._opened(pool, opened)
+                while len(sizes) <= count:
+                    sizes.append(())
+                sizes[count] = _more(sizes[count], node_id)
             elif before is not None:
                 rooms = rooms.delete(node_id)
-        holes, totals = self._holes_after(after)
-        return replace(self, rooms=rooms, holes=holes, _totals=(holes, totals))
+        return Capacity(rooms=rooms, pools=self._pools_with(opened), devices=self.devices)
 
-    def _holes_after(
-        self, changed: Mapping[tuple[Pool, int], tuple[NodeId, ...]]
-    ) -> tuple[Map[tuple[Pool, int], tuple[NodeId, ...]], _Totals]:
-        """Return the holes once some are as given, and the totals of them."""
-        holes, totals, is_other = self.holes, self.totals().copy(), False
-        for key, nodes in changed.items():
-            pool, size = key
-            before = holes.get(key, ())
-            free_count, sizes = totals.get(pool, _NOTHING)
-            if not before and nodes:
-                is_other = is_other or not sizes
-                sizes = tuple(sorted((*sizes, size)))
-            elif before and not nodes:
-                sizes = tuple([have for have in sizes if have != size])
-                is_other = is_other or not sizes
-            if nodes:
-                holes = holes.set(key, nodes)
-            elif before:
-                holes = holes.delete(key)
-            totals[pool] = PoolTotal(free_count + size * (len(nodes) - len(before)), sizes)
-        return holes, dict(sorted([item for item in totals.items() if item[1].sizes])) if is_other else totals
+    def _opened(self, pool: Pool, opened: dict[Pool, list[tuple[NodeId, ...]]]) -> list[tuple[NodeId, ...]]:
+        """Return the nodes of a pool by their free devices, to be changed."""
+        sizes = opened.get(pool)
+        if sizes is None:
+            known = self.pools.get(pool)
+            sizes = opened[pool] = list(known.by_size) if known is not None else []
+        return sizes
+
+    def _pools_with(self, changed: Mapping[Pool, list[tuple[NodeId, ...]]]) -> Mapping[Pool, PoolHoles]:
+        """Return the pools once the nodes of some are as given."""
+        pools, is_other = dict(self.pools), False
+        for pool, sizes in changed.items():
+            while sizes and not sizes[-1]:
+                sizes.pop()
+            if sizes:
+                is_other = is_other or pool not in pools
+                free_count = sum([size * len(nodes) for size, nodes in enumerate(sizes)])
+                pools[pool] = PoolHoles(free_count, tuple(sizes))
+            elif pool in pools:
+                del pools[pool]
+        return dict(sorted(pools.items())) if is_other else pools
 
     def with_devices(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
         """Return the value knowing all clean devices of a usable node, free or not (none: the node is unusable)."""
@@ -192,17 +196,6 @@ class Capacity:
         """
         return self.with_rooms((self._taken(node_id, device_ids),))
 
-    def give(self, node_id: NodeId, pool: Pool, devices: tuple[tuple[int, DeviceId], ...]) -> Capacity:
-        """Return the value with devices (index, id) of a node added to its free ones.
-
-        Raises:
-            InternalError: One of them is free already.
-        """
-        free = self.free_items(node_id)
-        if {device for _, device in free} & {device for _, device in devices}:
-            raise InternalError(f"devices {devices} of node {node_id} are free already")
-        return self.with_node(node_id, pool, (*free, *devices))
-
     def _taken(
         self, node_id: NodeId, device_ids: frozenset[DeviceId]
     ) -> tuple[NodeId, Pool, tuple[tuple[int, DeviceId], ...]]:
@@ -214,14 +207,6 @@ class Capacity:
             missing = sorted(device_ids - {device for _, device in free})
             raise InternalError(f"devices {missing} of node {node_id} are not free")
         return node_id, room.pool, rest
-
-
-def _totals_of(holes: Map[tuple[Pool, int], tuple[NodeId, ...]]) -> _Totals:
-    found: _Totals = {}
-    for (pool, size), nodes in sorted(holes.items()):
-        before = found.get(pool, _NOTHING)
-        found[pool] = PoolTotal(free_count=before.free_count + size * len(nodes), sizes=(*before.sizes, size))
-    return found
 
 
 def _less(nodes: tuple[NodeId, ...], gone: NodeId) -> tuple[NodeId, ...]:

@@ -262,8 +262,8 @@ class ElasticDraft:
         if self._counted is not self._capacity:
             self._counted = self._capacity
             self._free = {}
-            for (pool, size), nodes in self._capacity.holes.items():
-                self._free[pool[0]] = self._free.get(pool[0], 0) + size * len(nodes)
+            for (gpu_type, _), holes in self._capacity.pools.items():
+                self._free[gpu_type] = self._free.get(gpu_type, 0) + holes.free_count
         return self._free
 
     def _pays(self, job_id: JobId, seat: Seat, cell: Cell) -> bool:

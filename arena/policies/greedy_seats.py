@@ -137,20 +137,20 @@ def has_room(capacity: Capacity, groups: tuple[GpuGroup, ...]) -> bool:
     return any(
         _finds_nodes(capacity, pool, group.parts[0].node_counts)
         for group in groups
-        for pool in capacity.totals()
+        for pool in capacity.pools
         if pool[0] == group.parts[0].gpu_type and group.parts[0].zone in {None, pool[1]}
     )
 
 
 def _finds_nodes(capacity: Capacity, pool: tuple[str, str], counts: tuple[int, ...]) -> bool:
     """Tell whether there is a node of its own for every count; they go from large to small."""
-    total, found = capacity.totals()[pool], 0
-    if total.free_count < sum(counts):
+    holes, found = capacity.pools[pool], 0
+    if holes.free_count < sum(counts):
         return False
-    sizes = list(total.sizes)
+    size = holes.largest
     for index, count in enumerate(counts):
-        while sizes and sizes[-1] >= count:
-            found += len(capacity.holes[pool, sizes.pop()])
+        while size >= count:
+            found, size = found + len(holes.by_size[size]), size - 1
         if found <= index:
             return False
     return True

@@ -123,7 +123,7 @@ def _pool_choices(
     capacity: Capacity, group: GpuGroup, wanted: Wanted
 ) -> Iterator[tuple[tuple[Pool, tuple[int, ...]], ...]]:
     """Yield, for every choice of zones, each part's pool with its node counts."""
-    pools = capacity.pools()
+    pools = tuple(capacity.pools)
     if len(group.parts) == 1:
         part = group.parts[0]
         for pool in pools:

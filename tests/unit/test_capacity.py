@@ -37,11 +37,6 @@ def test_taking_what_is_not_free_is_a_fault():
         capacity.take(N1, frozenset({device_id("n1", 0)}))
 
 
-def test_giving_what_is_free_is_a_fault():
-    with pytest.raises(InternalError, match="free already"):
-        two_nodes().give(N1, POOL, ((0, device_id("n1", 0)),))
-
-
 def test_restore_undoes_take_even_on_a_full_node():
     allocation = allocation_on(("n1", [0, 1, 2, 3]), ("n2", [1]))
     capacity = two_nodes()

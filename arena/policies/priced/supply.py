@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def free_chunks(capacity: Capacity, rows: Sequence[Row]) -> Floats:
     """Return what is free of each row; shape (rows,)."""
     sizes: dict[Pool, list[tuple[int, int]]] = {}
-    for (pool, size), nodes in capacity.holes.items():
+    for pool, size, nodes in capacity.holes():
         sizes.setdefault(pool, []).append((size, len(nodes)))
     found = [sum(size // row.chunk * row.chunk * count for size, count in sizes.get(row.pool, ())) for row in rows]
     return np.array(found, dtype=np.float64)
@@ -63,6 +63,6 @@ def _gained(roster: Roster, capacity: Capacity, rows: Sequence[Row], held: Float
 def _free(roster: Roster, capacity: Capacity) -> Floats:
     """Return how many devices each node has free; shape (nodes,)."""
     free, number = np.zeros(len(roster.node_pool)), roster.node_number
-    for (_, size), nodes in capacity.holes.items():
+    for _, size, nodes in capacity.holes():
         free[[number[node_id] for node_id in nodes if node_id in number]] = size
     return free
