@@ -118,7 +118,7 @@ class Draft:
             self._open.jobs = state.jobs.set(job_id, job)
         if job.state is JobState.QUEUED or (before is not None and before.state is JobState.QUEUED):
             self.refresh_queue(job, before)
-        if before is None or is_over or _may_hold_otherwise(before, job):
+        if is_over or _may_hold_otherwise(before, job):
             self.refresh_holding(job_id)
 
     def _forget_job(self, job_id: JobId) -> None:
@@ -389,8 +389,10 @@ def _share_of_shape(node: NodeRecord | None) -> tuple[str, str, int] | None:
     return (node.info.gpu_type, node.info.zone, len(node.info.devices))
 
 
-def _may_hold_otherwise(before: JobRecord, job: JobRecord) -> bool:
+def _may_hold_otherwise(before: JobRecord | None, job: JobRecord) -> bool:
     """Tell whether a job's record changed in what its holding is made of."""
+    if before is None:
+        return job.target is not None or job.attempt_id is not None
     return (
         before.target is not job.target
         or before.attempt_id != job.attempt_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from arena.domain.cluster import NodeState
 from arena.domain.events import (
@@ -109,14 +109,15 @@ class Engine:
         """Return whether the deadline of a job that is not submitted yet could be promised; safe from any thread."""
         return admission_of_new(state, self.config, now_s, self.policy, (spec, grid))
 
-    def handle(self, event: Event, now_s: float, *, is_last: bool = False) -> Step:
+    def handle(self, event: Event, now_s: float, *, is_last: Callable[[], bool] | None = None) -> Step:
         """Apply one event and, if it changed what a policy would look at, decide.
 
         Args:
             event: What happened.
             now_s: The instant, never before that of the event before.
-            is_last: The driver knows of nothing else at this instant: what is gathered for no time at all, so that
-                what happens at once is decided about at once, need not wait for a ``Tick``.
+            is_last: Tells whether the driver knows of nothing else at this instant, None where it never does: what is
+                gathered for no time at all, so that what happens at once is decided about at once, need not wait for a
+                ``Tick`` then.
 
         Returns:
             The commands to send and the records to write, in that order of durability: records first.
@@ -132,7 +133,7 @@ class Engine:
             has_nobody = self._serves_waiting_only and not draft.state.queue
             if has_nobody and not self.config.decide_after_s:
                 rest(draft)
-            elif (is_last and self._is_instant_over(draft)) or self._is_to_decide(draft, event):
+            elif self._is_instant_over(draft, is_last) or self._is_to_decide(draft, event):
                 rest(draft) if has_nobody else decide(draft, self.policy)
         self._state, step = draft.finish()
         self._schedule(step.jobs, step.attempts, step.nodes)
@@ -148,10 +149,12 @@ class Engine:
             return False
         return isinstance(event, Tick) and draft.now_s >= state.due_since_s + after_s
 
-    def _is_instant_over(self, draft: Draft) -> bool:
+    def _is_instant_over(self, draft: Draft, is_last: Callable[[], bool] | None) -> bool:
         """Tell whether a tick at this instant would only decide: no command is answered in it, no deadline is due."""
+        if is_last is None or self.config.decide_after_s != 0.0:
+            return False
         is_due = bool(self._deadlines) and self._deadlines[0][0] <= draft.now_s
-        return self.config.decide_after_s == 0.0 and not (is_due or draft.asks_for_something)
+        return not is_due and not draft.asks_for_something and is_last()
 
     def _apply(self, draft: Draft, event: Event) -> None:  # noqa: C901, PLR0912 - one line for each kind of event
         match event:
@@ -164,9 +167,8 @@ class Engine:
             case AttemptEnded():
                 nodes.end_on_node(draft, event)
             case JobSubmitted():
-                planned = jobs.submit(draft, event)
-                if planned is not None:
-                    self._take_grid(draft, planned)
+                if jobs.submit(draft, event):
+                    admit(draft, self.policy, event.job_id)
             case JobWishChanged():
                 jobs.change_wish(draft, event)
             case JobsCancelled():

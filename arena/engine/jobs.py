@@ -19,15 +19,15 @@ from arena.engine.spending import is_spent, spent_usd
 from arena.units import format_count
 
 
-def submit(draft: Draft, event: JobSubmitted) -> GridBuilt | None:
+def submit(draft: Draft, event: JobSubmitted) -> bool:
     """Queue a new job and ask for its grid, unless it has come with one; a repeated submission changes nothing.
 
     Returns:
-        The grid that it has come with, if that is for the present shape: of nodes that have only just come or gone it
-        is too soon to say what a job could have there.
+        Whether it has its grid: one that it has come with, for the present shape. Of nodes that have only just come or
+        gone it is too soon to say what a job could have there.
     """
     if event.job_id in draft.state.jobs:
-        return None
+        return False
     job = JobRecord(
         job_id=event.job_id,
         spec=event.spec,
@@ -36,14 +36,17 @@ def submit(draft: Draft, event: JobSubmitted) -> GridBuilt | None:
         submitted_at_s=draft.now_s,
         changed_at_s=draft.now_s,
     )
+    shape = draft.state.shape
+    planned = event.planned if event.planned is not None and event.planned.shape == shape else None
+    if planned is not None:
+        _keep_grid(draft, job, planned)
     draft.put_job(job)
     draft.record_lazily(partial(_told_of_submission, event))
-    shape = draft.state.shape
-    if event.planned is not None and event.planned.shape == shape:
-        return event.planned
-    if shape.pools:
+    if planned is not None:
+        draft.record_lazily(partial(_told_of_grid, planned))
+    elif shape.pools:
         draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=shape))
-    return None
+    return planned is not None
 
 
 def _told_of_submission(event: JobSubmitted) -> Entry:
@@ -168,15 +171,19 @@ def take_grid(draft: Draft, event: GridBuilt) -> None:
     job = draft.state.jobs.get(event.job_id)
     if job is None:
         return
+    _keep_grid(draft, job, event)
+    draft.refresh_queue(job, job)
+    draft.record_lazily(partial(_told_of_grid, event))
+    if event.shape != draft.state.shape and draft.state.shape.pools:
+        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
+
+
+def _keep_grid(draft: Draft, job: JobRecord, event: GridBuilt) -> None:
     draft.update(
         grids=draft.state.grids.set(job.job_id, without(event.grid, job.struck)),
         grid_shapes=draft.state.grid_shapes.set(job.job_id, event.shape),
         decision_due=True,
     )
-    draft.refresh_queue(job, job)
-    draft.record_lazily(partial(_told_of_grid, event))
-    if event.shape != draft.state.shape and draft.state.shape.pools:
-        draft.command(BuildGrid(job_id=job.job_id, spec=job.spec, shape=draft.state.shape))
 
 
 def _told_of_grid(event: GridBuilt) -> Entry:

@@ -63,6 +63,8 @@ def avoided(snapshot: Snapshot, job: JobRecord, current: Allocation | None = Non
     None, where it could have no others if nothing ran there: those may be worth waiting for. Nor is it driven from what
     it has.
     """
+    if not job.failed_starts:
+        return {}
     mine = set(current.node_ids if current is not None else ())
     failed = {one.node_id: one for one in job.failed_starts if snapshot.now_s < one.avoided_until_s}
     failed = {node_id: one for node_id, one in failed.items() if node_id not in mine}

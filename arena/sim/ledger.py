@@ -108,7 +108,7 @@ class Ledger:
         if account.attempt_count < attempt.epoch:
             account.attempt_count = attempt.epoch
             account.gpu_count = attempt.group.gpu_count
-            self._hold(at_s, attempt.group.gpu_count)
+            self._hold(at_s, account.gpu_count)
         if attempt.resumed_step is not None and attempt.resumed_step > account.kept_step:
             # The attempt before ended without a word, and had saved more than it had told.
             account.lost_gpu_seconds -= (attempt.resumed_step - account.kept_step) * account.step_gpu_seconds

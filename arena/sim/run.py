@@ -126,7 +126,7 @@ class Simulation:
         """Handle one event at the present instant and carry out what follows from it."""
         if isinstance(event, NodeDisconnected):
             self.world.lose_node(event.node_id)
-        step = self.engine.handle(event, self.kernel.now_s, is_last=self.is_only_watched and self._is_last())
+        step = self.engine.handle(event, self.kernel.now_s, is_last=self._is_last if self.is_only_watched else None)
         if self.watch is not None:
             self.watch(step)
         else:
