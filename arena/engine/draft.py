@@ -66,6 +66,10 @@ class Draft:
         for name, value in changes.items():
             setattr(self._open, name, value)
 
+    def log_as(self, event: Event) -> None:
+        """Have the event logged as what was used of it; what it brought beyond that is not to be found again."""
+        self._event = event
+
     def command(self, command: Command) -> None:
         """Add a command, to be sent once this step is durable."""
         self._commands.append(command)

@@ -27,6 +27,7 @@ def submit(draft: Draft, event: JobSubmitted) -> bool:
         gone it is too soon to say what a job could have there.
     """
     if event.job_id in draft.state.jobs:
+        draft.log_as(replace(event, planned=None))
         return False
     job = JobRecord(
         job_id=event.job_id,
@@ -40,6 +41,8 @@ def submit(draft: Draft, event: JobSubmitted) -> bool:
     planned = event.planned if event.planned is not None and event.planned.shape == shape else None
     if planned is not None:
         _keep_grid(draft, job, planned)
+    elif event.planned is not None:
+        draft.log_as(replace(event, planned=None))
     draft.put_job(job)
     draft.record_lazily(partial(_told_of_submission, event))
     if planned is not None:

@@ -22,6 +22,7 @@ from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
 from tests.builders import node_info, train_spec
 from tests.fakes.grids import PowerLawGrids
+from tests.fakes.restarts import restored_from
 
 A = JobId("a")
 CONFIG = EngineConfig(shape_settle_s=0.0)
@@ -139,6 +140,26 @@ def test_of_a_promise_that_is_kept_nothing_is_told() -> None:
     sim.run(until_s=1_000.0)
     assert sim.ended[A].state is JobState.SUCCEEDED
     assert broken(sim.steps) == []
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_grid_that_came_too_late_is_not_found_again_after_a_restart(is_restarted: bool) -> None:
+    """It was planned for nodes that others have joined since: what is asked for anew is the first that counts."""
+    steps, engine = [], Engine(make_policy("arena"), CONFIG)
+    steps.append(engine.handle(NodeRegistered(info=node_info("n1")), 0.0))
+    shape = engine.state.shape
+    steps.append(engine.handle(NodeRegistered(info=node_info("n2")), 1.0))
+    late = GridBuilt(job_id=A, shape=shape, grid=PowerLawGrids().grid(WITH_DEADLINE, shape))
+    event = JobSubmitted(job_id=A, spec=WITH_DEADLINE, user="ann", request_id="a", planned=late)
+    steps.append(engine.handle(event, 2.0))
+    if is_restarted:
+        engine = Engine(make_policy("arena"), CONFIG, restored_from(steps))
+        for name in ("n1", "n2"):
+            engine.handle(NodeRegistered(info=node_info(name)), 3.0)
+    assert A not in engine.state.grids
+    shape = engine.state.shape
+    engine.handle(GridBuilt(job_id=A, shape=shape, grid=PowerLawGrids().grid(WITH_DEADLINE, shape)), 4.0)
+    assert engine.state.jobs[A].is_deadline_promised
 
 
 @pytest.mark.parametrize("is_settled", [True, False])
