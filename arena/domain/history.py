@@ -11,6 +11,7 @@ own doings. The same holds for one that was cut by its time limit before it had 
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,9 @@ LengthKey = tuple[str, ...]
 
 ENDED_JOBS_MAX = 4096
 """Jobs that a history remembers, so that it stays small and follows the times."""
+
+NAME_MAX = 256
+"""Characters of a program's name; some bring their whole text as an argument."""
 
 CUT_SHARE = 0.95
 """A job that ran for this share of its time limit was cut by it: worker and scheduler measure from different steps."""
@@ -215,11 +219,14 @@ def workload_name(spec: JobSpec) -> str:
     return _program(spec.command.argv) if spec.command is not None else ""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _program(argv: tuple[str, ...]) -> str:
-    """Return a program without its options: ``python train.py``, ``python -m tool.train``."""
+    """Return a program without its options: ``python train.py``, ``python -m tool.train``; a long one by its digest."""
     count = next((index for index, word in enumerate(argv) if word.startswith("--")), len(argv))
-    return " ".join(argv[: max(count, 1)])
+    name = " ".join(argv[: max(count, 1)])
+    if len(name) <= NAME_MAX:
+        return name
+    return f"{name[: NAME_MAX // 2]}... {hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _ended_job(job: JobRecord) -> EndedJob | None:

@@ -12,6 +12,7 @@ what the planner got wrong, nor is a planner with other constants.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -30,7 +31,14 @@ RUNS_KEPT = 5
 """Of each kind; their median counts, so that one or two odd ones change little, and three new ones change all."""
 
 KINDS_KEPT = 256
-"""Kinds that are remembered, those that were measured last."""
+"""Kinds that are remembered: where there are more, whoever has most of them gives up what was measured longest ago."""
+
+STEP_S_MIN = 1e-6
+STEP_S_MAX = 1e9
+"""A step that is said to take less than the first or more than the second was not measured."""
+
+PACE_BOUND = 1e6
+"""A run counts as so many times as fast or as slow as estimated at most: what estimates and clocks cannot be off by."""
 
 LOG_DIGITS = 6
 """Decimal digits of a logarithm that are kept; a millionth is far below what a measurement is worth."""
@@ -43,11 +51,13 @@ class PaceKind(NamedTuple):
         source: Who made it, see ``estimator``.
         work: What is done, see ``work_name``.
         gpu_types: On which types of GPUs, see ``types_name``.
+        user: Whose program it is; empty for work that is everybody's.
     """
 
     source: str
     work: str
     gpu_types: str
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +102,15 @@ class PaceHistory:
         """Return the history after one more run.
 
         Args:
-            pace: Estimated over measured step time, above 0.
+            pace: Estimated over measured step time.
             at_s: When it ended, not before those that ended before.
         """
         known = self.kinds.get(kind)
         before = () if known is None else known.log_paces
-        logs = (*before, round(math.log(pace), LOG_DIGITS))[-RUNS_KEPT:]
+        log_pace = math.log(min(max(pace, 1.0 / PACE_BOUND), PACE_BOUND))
+        logs = (*before, round(log_pace, LOG_DIGITS))[-RUNS_KEPT:]
         kinds = self.kinds.set(kind, MeasuredPace(kind=kind, log_paces=logs, at_s=at_s))
-        if len(kinds) > KINDS_KEPT:
-            kinds = kinds.delete(min(kinds.values(), key=lambda one: (one.at_s, one.kind)).kind)
-        return PaceHistory(kinds=kinds)
+        return PaceHistory(kinds=kinds.delete(_least_worth(kinds)) if len(kinds) > KINDS_KEPT else kinds)
 
     @property
     def all(self) -> tuple[MeasuredPace, ...]:
@@ -112,6 +121,12 @@ class PaceHistory:
     def of(cls, known: Iterable[MeasuredPace]) -> PaceHistory:
         """Return the history of what was remembered of each kind."""
         return cls(kinds=Map({one.kind: one for one in known}))
+
+
+def _least_worth(kinds: Map[PaceKind, MeasuredPace]) -> PaceKind:
+    """Return the oldest kind of the user who has most: nobody's many programs push out what others measured."""
+    counts = Counter(kind.user for kind in kinds)
+    return min(kinds.values(), key=lambda one: (-counts[one.kind.user], one.at_s, one.kind)).kind
 
 
 def work_name(spec: JobSpec, user: str) -> str:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from arena.domain.grid import Estimate, Grid
-from arena.domain.paces import TRUST_S_MIN, PaceHistory, PaceKind, estimator, types_name, work_name
+from arena.domain.paces import (
+    STEP_S_MAX,
+    STEP_S_MIN,
+    TRUST_S_MIN,
+    PaceHistory,
+    PaceKind,
+    estimator,
+    types_name,
+    work_name,
+)
 from arena.domain.records import AttemptRecord, JobRecord
 
 if TYPE_CHECKING:
@@ -22,14 +30,15 @@ def paces_after(state: ClusterState, attempt: AttemptRecord, now_s: float) -> Pa
     step_s = _step_s(job, attempt)
     if step_s is None or not _is_of(grid, attempt, estimate):
         return state.paces
-    kind = PaceKind(estimator(grid), work_name(job.spec, job.user), types_name(attempt.group))
+    user = job.user if job.spec.command is not None else ""
+    kind = PaceKind(estimator(grid), work_name(job.spec, job.user), types_name(attempt.group), user)
     return state.paces.after(kind, estimate.iter_time_s / step_s, now_s)
 
 
 def _step_s(job: JobRecord, attempt: AttemptRecord) -> float | None:
-    """Return the mean time of an attempt's steps, None where it is no time; it has made one."""
+    """Return the mean time of an attempt's steps but the first, or of that where it told of no other; None if odd."""
     told_s = attempt.timed_s / attempt.timed_steps if attempt.timed_steps else job.progress.step_time_s
-    return told_s if told_s is not None and math.isfinite(told_s) and told_s > 0.0 else None
+    return told_s if told_s is not None and STEP_S_MIN <= told_s < STEP_S_MAX else None
 
 
 def _is_of(grid: Grid, attempt: AttemptRecord, estimate: Estimate) -> bool:

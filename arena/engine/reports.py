@@ -19,6 +19,7 @@ from arena.domain.launch import (
     WorkerError,
     WorkerReport,
 )
+from arena.domain.paces import STEP_S_MAX, STEP_S_MIN
 from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import (
     AttemptRecord,
@@ -36,9 +37,6 @@ from arena.units import format_count
 
 RESTART_SAMPLES_MAX = 4
 """Measurements that the moving average of a reconfiguration's cost remembers, so that it follows the cluster."""
-
-STEP_S_MAX = 1e9
-"""No step takes so long: what a program tells is not believed."""
 
 
 def apply_report(draft: Draft, attempt_name: AttemptId, report: WorkerReport) -> None:
@@ -128,7 +126,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         return
     last, is_first, before = new[-1], attempt.first_step_at_s is None, attempt.last_step
     begins = attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}
-    timed = [point.step_time_s for point in new[is_first:] if 0.0 < point.step_time_s < STEP_S_MAX]
+    timed = [point.step_time_s for point in new[is_first:] if STEP_S_MIN <= point.step_time_s < STEP_S_MAX]
     attempt = replace(
         attempt,
         last_step=last.step,

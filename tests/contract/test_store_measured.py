@@ -136,6 +136,13 @@ def test_what_cannot_be_read_is_warned_of_and_keeps_no_scheduler_from_starting(
         store.close()
 
 
+@pytest.mark.parametrize("pace", [0.0, 1e300, float("inf")])
+def test_a_pace_beyond_all_measure_takes_no_other_with_it(store: LiveStore, pace: float) -> None:
+    paces = FIRST_PACES.after(PaceKind("table", "ann: python", "cpu", "ann"), pace, 3.0)
+    store.commit([Step(event=Tick(), at_s=1.0, paces=paces)])
+    assert store.load().paces == paces
+
+
 def test_as_many_paces_as_are_remembered_are_given_back(store: LiveStore) -> None:
     paces = PaceHistory()
     for index in range(KINDS_KEPT + 9):

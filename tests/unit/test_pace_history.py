@@ -82,6 +82,30 @@ def test_it_stays_small_and_forgets_what_was_measured_longest_ago() -> None:
     assert {*kinds[:1], *kinds[2:]} <= set(history.kinds)
 
 
+def test_many_programs_of_one_user_push_out_no_others() -> None:
+    mine = [PaceKind("planner", f"gpt {index}", "cpu") for index in range(20)]
+    bobs = [PaceKind("table", "bob: python his.py", "cpu", "bob")]
+    runs = [*mine, *bobs, *(PaceKind("table", f"ann: python {at}", "cpu", "ann") for at in range(2 * KINDS_KEPT))]
+    history = grown([(kind, 1.0) for kind in runs])
+    assert len(history.kinds) == KINDS_KEPT
+    assert {*mine, *bobs, runs[-1]} <= set(history.kinds)
+
+
+@pytest.mark.parametrize("pace", [0.0, 5e-324, 1e-310, 1e300, math.inf])
+def test_what_no_clock_can_have_measured_stays_a_number(pace: float) -> None:
+    kind = PaceKind("planner", "a", "cpu")
+    known = grown([(kind, pace), (kind, 1.0), (kind, 1.1)]).kinds[kind]
+    assert all(map(math.isfinite, known.log_paces))
+    assert 0.0 <= known.log_pace <= round(math.log(1.1), LOG_DIGITS)
+
+
+def test_a_program_that_brings_its_text_as_an_argument_has_a_short_name_of_its_own() -> None:
+    texts = [" ".join([f"print({last})"] * 10_000) for last in (1, 2)]
+    names = {work_name(command_spec("a", command={"argv": ["python", "-c", text]}), "ann") for text in texts}
+    assert len(names) == 2
+    assert all(len(name) < 500 for name in names)
+
+
 def test_jobs_do_the_same_whose_steps_take_as_long() -> None:
     first = train_spec("a", stop={"steps": 5}, deadline_s=9.0)
     assert work_name(first, "ann") == work_name(train_spec("b", train={"seed": 7}), "bob")

@@ -75,6 +75,24 @@ def test_what_a_job_has_is_as_fast_as_is_expected_there() -> None:
     assert found == {"a": pytest.approx(0.5), "b": pytest.approx(0.2)}
 
 
+@pytest.mark.parametrize("node_id", ["n1", "n2"])
+def test_it_is_as_fast_as_before_while_its_node_may_not_be_used(node_id: str) -> None:
+    """It drains, or has not been heard of for some seconds."""
+    paces = known((kind("a100"), 0.5), (kind("t4"), 0.1))
+    on_t4 = grid_of(*(one for one in GRID.cells if one.group.parts[0].gpu_type == "t4"))
+    held = {"a": HELD["a"], "b": holding_of(on_t4, allocation_on(("n2", (0,))))}
+    held = {name: replace(one, since_s=-1e9) for name, one in held.items()}
+    spare = [node_info("n3", gpus=2, gpu_type="a100"), node_info("n4", gpus=2, gpu_type="t4")]
+    jobs = dict.fromkeys(held, (SPEC, GRID))
+    usable = snapshot_of([*NODES, *spare], jobs, paces=paces, running=held)
+    usable = measured(measured(usable, "a", 0.5), "b", 0.1)
+    gone = [one for one in usable.capacity.devices if one == node_id]
+    pool = usable.capacity.devices[gone[0]].pool
+    away = replace(usable, capacity=usable.capacity.with_devices(gone[0], pool, ()).with_node(gone[0], pool, ()))
+    for name in held:
+        assert pace_of(away, name) == pace_of(usable, name) == {"a100": 0.5, "t4": 0.1}
+
+
 def test_on_a_type_where_it_was_not_measured_it_is_off_by_as_much() -> None:
     """Else it would be moved there only for not being known."""
     assert pace_of(seen(known((kind("a100"), 0.5))), "a") == {"a100": 0.5, "t4": 0.5}

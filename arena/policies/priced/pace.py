@@ -47,7 +47,7 @@ def at_their_paces(market: Market, snapshot: Snapshot, works: Numbered[Work]) ->
     own = np.clip(facts["log_pace"], -_LOG_MAX, _LOG_MAX)  # nan where it is not measured
     known = np.array([log_pace for _, _, log_pace in ended])
     if max(np.nanmax(np.abs(own), initial=0.0), np.abs(known).max(initial=0.0)) < _LOG_TOLERANCE:
-        return market  # whatever is expected lies between these
+        return market  # small deviations count beside larger ones only
     names, kind = _kinds(market) if ended else (("",), np.zeros(len(market.job), dtype=np.intp))
     remembered = _Remembered.of(ended, len(works), names)
     pace = _paces(market, own, remembered, kind[market.keeping], snapshot)
@@ -125,23 +125,35 @@ def _bounded(log_pace: float) -> float:
 
 def _kinds(market: Market) -> tuple[Sequence[str], Ints]:
     """Return the sets of GPU types that columns are of, by name as in ``types_name``, and which one each is of."""
-    types = sorted({row.pool[0] for row in market.rows})
+    kept = market.keeping[market.keeping >= 0]
+    # What a job has on a node that may not be used at present takes nothing of any row.
+    unseen = {at: _types_held(market, int(kept[at])) for at in np.flatnonzero(~market.usage[kept].any(axis=1)).tolist()}
+    types = sorted({row.pool[0] for row in market.rows}.union(*unseen.values()))
     if len(types) == 1:
         return types, np.zeros(len(market.job), dtype=np.intp)
     # Found on the tables, of which there are few, and on what jobs have.
     _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
-    tables, kept = [market.contenders[at].table for at in first.tolist()], market.keeping[market.keeping >= 0]
+    tables = [market.contenders[at].table for at in first.tolist()]
     usage = np.concatenate([*(one.usage for one in tables), market.usage[kept]])
     bits = np.zeros(len(usage), dtype=np.intp)
     for place, gpu_type in enumerate(types):
         of_type = [at for at, row in enumerate(market.rows) if row.pool[0] == gpu_type]
         bits |= (usage[:, of_type] > 0.0).any(axis=1).astype(np.intp) << place
+    for row, held in unseen.items():
+        bits[len(usage) - len(kept) + row] = sum(1 << types.index(name) for name in held)
     found, kind = np.unique(bits, return_inverse=True)
     sizes = np.array([len(one.speed) for one in tables], dtype=np.intp)
     at = (np.cumsum(sizes) - sizes)[own][market.job] + market.entry
     at[kept] = sizes.sum() + np.arange(len(kept))
     names = ["+".join(one for place, one in enumerate(types) if bit >> place & 1) for bit in found.tolist()]
     return names, kind[at]
+
+
+def _types_held(market: Market, column: int) -> frozenset[str]:
+    """Return the GPU types of what a job has."""
+    holding = market.contenders[int(market.job[column])].holding
+    assert holding is not None
+    return frozenset(part.gpu_type for part in holding.group.parts)
 
 
 def _paces(market: Market, own: Floats, remembered: _Remembered, kept: Ints, snapshot: Snapshot) -> Floats:
