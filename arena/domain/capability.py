@@ -209,6 +209,11 @@ def _size_refusals(train: TrainSpec) -> Iterator[str]:
 
 
 def _data_refusals(train: TrainSpec) -> Iterator[str]:
+    evaluated = train.evaluation.data if train.evaluation is not None else None
+    for name, data in (("data", train.data), ("evaluation.data", evaluated)):
+        if data is not None and data.source == "builtin" and data.path is not None:
+            wanted = "images" if train.model.is_image_model else "text or tokens"
+            yield f"train.{name}.path is given, but what is built in has none: add source: {wanted}"
     if train.model.is_image_model or train.data.source == "tokens":
         return
     # The mask of BERT, the last of the vocabulary, has room among them: UTF-8 never holds byte 255.

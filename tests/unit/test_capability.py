@@ -130,6 +130,18 @@ def test_families_have_refusals_of_their_own(family: ModelFamily, text: str, rea
             job(ModelFamily.BERT, {"vocab_size": 255}),
             "byte-level text needs model.vocab_size of at least 256, it is 255",
         ),
+        (
+            job(data={"path": "book.txt"}),
+            "train.data.path is given, but what is built in has none: add source: text or tokens",
+        ),
+        (
+            job(ModelFamily.VIT, data={"source": "builtin", "path": "pictures"}),
+            "train.data.path is given, but what is built in has none: add source: images",
+        ),
+        (
+            job(evaluation={"data": {"path": "held-out.txt"}}),
+            "train.evaluation.data.path is given, but what is built in has none: add source: text or tokens",
+        ),
         (job(ModelFamily.VIT, {"tied_embeddings": True}), "image models have no vocabulary to tie"),
         (job(ModelFamily.WIDE_RESNET, {"dropout": 0.1}), "the Wide-ResNet is built without dropout"),
         (job(model={"layers": 5000}), "model.layers = 5000 is more than 4096"),
