@@ -18,6 +18,15 @@ from arena.domain.capability import REFUSALS, Feature, features_of, tensor_paral
 from arena.domain.job import JobSpec, ModelFamily, TrainSpec
 from arena.domain.parallel import ParallelPlan, Recompute, Replica, Schedule, Stage, even_split
 
+Families = tuple[ModelFamily, ...]
+
+ALIKE: tuple[Families, ...] = (
+    (ModelFamily.GPT, ModelFamily.LLAMA, ModelFamily.BERT, ModelFamily.VIT),
+    (ModelFamily.MOE,),
+    (ModelFamily.WIDE_RESNET,),
+)
+"""Families whose layers the same code lays out. They share a covering set: each of its pairs of features is trained by
+one of them, and each of them trains with every feature."""
 LAYERS = 5
 GLOBAL_BATCH = 6
 # 6 samples, 5 layers, 260 tokens and a width of 24: little divides evenly, on purpose.
@@ -50,9 +59,10 @@ class Usual(StrEnum):
     WHOLE_SEQUENCE = "tensor parallelism without sharding the sequence"
 
 
-Level = Feature | Usual
+Level = Feature | Usual | ModelFamily
 Pair = frozenset[Level]
-LEVELS: tuple[Level, ...] = (*Feature, *Usual)
+LEVELS: tuple[Level, ...] = (*Feature, *Usual, *ModelFamily)
+_NUMBERS: dict[Level, int] = {level: number for number, level in enumerate(LEVELS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +79,8 @@ class Case:
 
     @property
     def pairs(self) -> set[Pair]:
-        """Pairs of features that it exercises together."""
-        return pairs_of(levels_of(self.features))
+        """Pairs of features that it exercises together, and its family with each of them."""
+        return pairs_of(levels_of(self.features) | {self.family})
 
     def job(self, steps: int, **checkpoint: Any) -> JobSpec:
         """Return the job, ended after so many steps."""
@@ -135,64 +145,67 @@ def allowed_features(family: ModelFamily) -> frozenset[Feature]:
     return frozenset(Feature) - REFUSALS[family].keys()
 
 
-def possible_pairs(family: ModelFamily, ranks_min: int, ranks_max: int) -> set[Pair]:
+def possible_pairs(families: Families, ranks_min: int, ranks_max: int) -> set[Pair]:
     """Return every pair that some case of so many ranks has, but for bf16 with what is usual."""
-    of_job = allowed_features(family) & {*_JOB_FEATURES, Feature.BF16}
     found: set[Pair] = set()
-    for features in candidates(family, ranks_min, ranks_max):
-        found |= pairs_of(levels_of(features | of_job))
+    for family in families:
+        of_job = allowed_features(family) & {*_JOB_FEATURES, Feature.BF16}
+        for features in candidates(family, ranks_min, ranks_max):
+            found |= pairs_of(levels_of(features | of_job) | {family})
     return {pair for pair in found if Feature.BF16 not in pair or _is_coarse(pair)}
 
 
 @lru_cache(maxsize=32)
-def covering_set(family: ModelFamily, ranks_min: int, ranks_max: int) -> tuple[Case, ...]:
-    """Return cases that have every pair of features that any case of so many ranks has.
+def covering_set(families: Families, ranks_min: int, ranks_max: int) -> tuple[Case, ...]:
+    """Return cases that have every pair of features that any case of so many ranks has, and each with each family.
 
     Pairs with bf16 come from cases of their own, since results in bf16 are compared more loosely.
     """
-    plans = candidates(family, ranks_min, ranks_max)
+    exact = [option for family in families for option in _options(family, ranks_min, ranks_max)]
+    coarse = [
+        replace(option, features=option.features | {Feature.BF16})
+        for option in exact
+        if Feature.BF16 in allowed_features(option.family)
+    ]
+    return (*_greedy(exact, lambda pair: True), *_greedy(coarse, _is_coarse))
+
+
+def _options(family: ModelFamily, ranks_min: int, ranks_max: int) -> Iterator[Case]:
+    """Yield a case for each set of features of a plan and of a job, whether or not the job may have the plan."""
     jobs = [feature for feature in _JOB_FEATURES if feature in allowed_features(family)]
     exact = [frozenset(chosen) for size in range(len(jobs) + 1) for chosen in itertools.combinations(jobs, size)]
-    cases = _greedy(family, plans, exact, lambda pair: True)
-    if Feature.BF16 in allowed_features(family):
-        coarse = [chosen | {Feature.BF16} for chosen in exact]
-        cases += _greedy(family, plans, coarse, _is_coarse)
-    return tuple(cases)
+    for (features, plan), of_job in itertools.product(candidates(family, ranks_min, ranks_max).items(), exact):
+        yield Case(family=family, plan=plan, features=features | of_job)
 
 
 def _is_coarse(pair: Pair) -> bool:
     return Feature.BF16 in pair and not any(isinstance(level, Usual) for level in pair)
 
 
-def _greedy(
-    family: ModelFamily,
-    plans: dict[frozenset[Feature], ParallelPlan],
-    jobs: Sequence[frozenset[Feature]],
-    is_wanted: Callable[[Pair], bool],
-) -> list[Case]:
+def _greedy(options: Iterable[Case], is_wanted: Callable[[Pair], bool]) -> list[Case]:
     """Take the case with the most new pairs until there is none; among equals the one with the fewest features."""
-    trains = {of_job: train(family, of_job) for of_job in jobs}
-    options = sorted(itertools.product(plans, jobs), key=lambda option: len(option[0] | option[1]))
-    pairs = [_bits(levels_of(features | of_job)) for features, of_job in options]
+    options = sorted(options, key=lambda option: len(option.features))
+    pairs = [_bits(levels_of(option.features) | {option.family}) for option in options]
     wanted = sum(_bits(pair) for pair in itertools.combinations(LEVELS, 2) if is_wanted(frozenset(pair)))
     taken: list[Case] = []
     while True:
         gains = [(mask & wanted).bit_count() for mask in pairs]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if gains[best] == 0:
+        best = max(range(len(gains)), key=gains.__getitem__, default=None)
+        if best is None or gains[best] == 0:
             return taken
-        features, of_job = options[best]
-        if unsupported(trains[of_job], plans[features]) is None:
-            taken.append(Case(family=family, plan=plans[features], features=features | of_job))
+        option = options[best]
+        if unsupported(train(option.family, option.features), option.plan) is None:
+            taken.append(option)
             wanted &= ~pairs[best]
         else:
             pairs[best] = 0
 
 
 def _bits(levels: Iterable[Level]) -> int:
-    """Return the pairs of some features as a set of bits."""
-    numbers = sorted(LEVELS.index(level) for level in levels)
-    return sum(1 << (len(LEVELS) * low + high) for low, high in itertools.combinations(numbers, 2))
+    """Return the pairs of some features as a set of bits: a row for the lower one, a column for the higher."""
+    numbers = sorted(_NUMBERS[level] for level in levels)
+    columns = sum(1 << number for number in numbers)
+    return sum((columns >> number + 1 << number + 1) << len(LEVELS) * number for number in numbers)
 
 
 @lru_cache(maxsize=32)

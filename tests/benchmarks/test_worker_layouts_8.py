@@ -29,7 +29,7 @@ def launcher() -> Iterator[RankLauncher]:
 def test_layouts_of_eight_ranks(
     launcher: RankLauncher, tmp_path: Path, family: ModelFamily, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cases = covering_set(family, *RANKS)
+    cases = covering_set((family,), *RANKS)
     references = References(launcher=launcher, directory=tmp_path / "references")
     failed: list[str] = []
     for index, case in enumerate(cases):
