@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -17,6 +19,7 @@ from arena.domain.launch import Finished, Ready
 from arena.domain.parallel import ParallelPlan, parse_plan
 from tests.covering_plans import GLOBAL_BATCH, LAYERS, Case, job, train
 from tests.fakes.rank_launcher import Attempt, RankLauncher
+from tests.fakes.worker_targets import Array, HeldPiece
 from tests.whole_checkpoints import read_whole
 
 STEPS = 3
@@ -69,12 +72,24 @@ def exported(attempt: Attempt) -> dict[str, Tensor]:
 
 
 def state_digests(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str, str]:
-    """Return digests of the whole state in memory; ranks that share a tensor must agree."""
-    merged: dict[str, str] = {}
-    for rank in range(plan.gpu_count):
-        for name, value in json.loads((attempt.directory / f"state-{moment}-{rank}.json").read_text()).items():
-            assert merged.setdefault(name, value) == value, f"rank {rank} holds another {name}"
-    return merged
+    """Return SHA-256 digests of the whole state in memory; ranks that share a part must agree on it."""
+    return {
+        name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in _state(attempt, moment, plan).items()
+    }
+
+
+def _state(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str, Array]:
+    """Return the logical tensors that all ranks' pieces make up."""
+    paths = [attempt.directory / f"state-{moment}-{rank}.pickle" for rank in range(plan.gpu_count)]
+    pieces: list[HeldPiece] = [piece for path in paths for piece in pickle.loads(path.read_bytes())]
+    whole = {piece.name: np.full(piece.shape, np.nan, dtype=np.float32) for piece in pieces}
+    for piece in pieces:
+        if piece.is_written:
+            whole[piece.name][piece.block] = piece.values
+    for piece in pieces:
+        held = np.array_equal(whole[piece.name][piece.block], piece.values)
+        assert held, f"ranks hold different parts of {piece.name}"
+    return whole
 
 
 def drift(losses: dict[int, float], reference: dict[int, float]) -> list[float]:

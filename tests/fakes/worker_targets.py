@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+import pickle
 import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from arena.domain.job import TrainSpec
 from arena_agent.checkpoints.boxes import box_slices
-from arena_agent.worker.checkpoint import StatePiece
 from arena_agent.worker.data import Batch, Corpora, Corpus, open_corpora
 from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
@@ -26,6 +26,19 @@ from arena_agent.worker.train import StopRequest, Trainer
 SMALL_DISK_BYTES = 64 * 1024
 _COMPILER = frozenset({"torch._dynamo", "sympy"})
 """What torch compiles with, and what that calculates with: seconds to load."""
+
+
+Array = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class HeldPiece(NamedTuple):
+    """One block of a logical tensor as a rank holds it."""
+
+    name: str
+    shape: tuple[int, ...]
+    block: tuple[slice, ...]
+    values: Array
+    is_written: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +73,7 @@ def recording(environ: Mapping[str, str]) -> Callable[[TrainSpec], Corpora]:
 
 
 def run_recorded(environ: Mapping[str, str]) -> int:
-    """Run a rank, noting its samples, and digests of the whole state after loading and at the end.
+    """Run a rank, noting its samples, and the state it holds after loading and at the end.
 
     No part of torch is used that loads its compiler: each rank would wait for that, or each agent's warm launcher.
     """
@@ -68,9 +81,9 @@ def run_recorded(environ: Mapping[str, str]) -> int:
     stop.install()
     trainer = build_trainer(RankEnvironment.read(environ), stop, recording(environ))
     trainer.prepare(rendezvous_s=0.0)
-    write_digests(trainer, environ, "start")
+    write_state(trainer, environ, "start")
     trainer.run()
-    write_digests(trainer, environ, "end")
+    write_state(trainer, environ, "end")
     dist.destroy_process_group()
     loaded = _COMPILER & sys.modules.keys()
     if loaded:
@@ -94,26 +107,16 @@ def run_on_full_disk(environ: Mapping[str, str]) -> int:
     return run_rank(environ)
 
 
-def write_digests(trainer: Trainer, environ: Mapping[str, str], moment: str) -> None:
-    parts = trainer.ranks.gathered(trainer.state())
-    digests = {name: digest(tensor) for name, tensor in joined([piece for part in parts for piece in part]).items()}
-    path = Path(environ["ARENA_REPORT"]).parent / f"state-{moment}-{os.environ['RANK']}.json"
-    path.write_text(json.dumps(digests))
+def write_state(trainer: Trainer, environ: Mapping[str, str], moment: str) -> None:
+    """Write down what this rank holds of the training state; whoever compares puts the ranks' pieces together."""
+    pieces = [
+        HeldPiece(piece.name, piece.shape, box_slices(piece.box), _array(piece.tensor), piece.is_written)
+        for piece in trainer.state()
+    ]
+    path = Path(environ["ARENA_REPORT"]).parent / f"state-{moment}-{environ['RANK']}.pickle"
+    path.write_bytes(pickle.dumps(pieces))
 
 
-def joined(pieces: Sequence[StatePiece]) -> dict[str, Tensor]:
-    """Return the logical tensors that all ranks' pieces make up; what several ranks hold must be equal."""
-    whole: dict[str, Tensor] = {}
-    for piece in sorted(pieces, key=lambda piece: not piece.is_written):
-        tensor = whole.setdefault(piece.name, torch.full(piece.shape, torch.nan, dtype=piece.tensor.dtype))
-        part = tensor[box_slices(piece.box)]
-        if piece.is_written:
-            part.copy_(piece.tensor)
-        assert torch.equal(part, piece.tensor), f"ranks hold different parts of {piece.name}"
-    return whole
-
-
-def digest(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's elements in logical order."""
-    content = tensor.detach().to(torch.float32).contiguous().numpy().tobytes()
-    return hashlib.sha256(content).hexdigest()
+def _array(tensor: Tensor) -> Array:
+    array: Array = tensor.detach().to(torch.float32).numpy()
+    return array
