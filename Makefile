@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 CONSTRAINTS := .ci/constraints.txt
 PROTOS := $(sort $(wildcard proto/arena/rpc/v1/*.proto))
 
+# Arena is installed in place: without the files that Python caches, each of the processes that a cluster is made of
+# compiles it again, a third of a scheduler's start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo test test-fast explore lint types bench proto clean
 
 help: ## What can be made
