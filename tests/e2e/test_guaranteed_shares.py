@@ -103,11 +103,12 @@ def test_a_changed_file_holds_from_the_next_start(cluster: ProcessCluster, file:
     cluster.client.cancel([*blue, waiting])
 
 
-def test_a_file_that_is_wrong_is_told_before_anything_starts(cluster: ProcessCluster, file: Path) -> None:
-    file.write_text("projects: {red: {gpus: {cpus: 5}}}\n")
-    cluster.scheduler.end(signal.SIGTERM)
-    cluster.scheduler.start()
-    wait_until(lambda: not cluster.scheduler.is_alive, "the scheduler gives up")
-    assert "unknown GPU type 'cpus', did you mean 'cpu'?" in cluster.scheduler.text()
-    file.write_text("projects: {}\n")
-    cluster.start_scheduler()
+def test_a_file_that_is_wrong_is_told_before_anything_starts(tmp_path: Path, file: Path) -> None:
+    with process_cluster(tmp_path / "cluster", nodes=0, words=["--tenants", file]) as cluster:
+        file.write_text("projects: {red: {gpus: {cpus: 5}}}\n")
+        cluster.scheduler.end(signal.SIGTERM)
+        cluster.scheduler.start()
+        wait_until(lambda: not cluster.scheduler.is_alive, "the scheduler gives up")
+        assert "unknown GPU type 'cpus', did you mean 'cpu'?" in cluster.scheduler.text()
+        file.write_text("projects: {}\n")
+        cluster.start_scheduler()

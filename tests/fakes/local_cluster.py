@@ -27,16 +27,19 @@ from tests.agent_histories import check_state_dirs
 
 ARENA = Path(sys.executable).with_name("arena")
 DEADLINE_S = 90.0
-_POLL_S = 0.01
+_POLL_S_MIN, _POLL_S_MAX = 0.01, 0.1
+"""Between two looks at a condition: what is soon true is soon seen, and long waits leave the processor to others."""
 _PORT_FIRST, _PORT_LAST, _PORTS_PER_NODE = 20_000, 31_999, 50
 
 
 def wait_until(condition: Callable[[], Any], what: str, limit_s: float = DEADLINE_S) -> Any:
     """Return the condition's first true value."""
     deadline_s = time.monotonic() + limit_s
+    pause_s = _POLL_S_MIN
     while not (value := condition()):
         assert time.monotonic() < deadline_s, f"gave up waiting until {what}"
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(_POLL_S_MAX, 1.5 * pause_s)
     return value
 
 
