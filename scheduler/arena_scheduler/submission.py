@@ -394,8 +394,7 @@ class Submission:
             grid = (await self._grids.widened(spec, shape)).grid  # it may fit over several types only
         if not grid.cells and not grid.mixed:
             raise await self._infeasible(spec, shape, grid)
-        is_settled = shape == self._view.state.shape
-        return partial(built.told, shape=shape) if is_settled and not may_widen else None
+        return None if may_widen else partial(built.told, shape=shape)
 
     def _present_shape(self) -> ClusterShape:
         """Return the shape with the nodes of this moment; the engine's own follows a little later."""

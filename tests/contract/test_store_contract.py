@@ -102,6 +102,16 @@ def test_what_is_committed_comes_back_equal(store: LiveStore) -> None:
     assert (restored.history_index, restored.decision_index, restored.last_at_s) == (1, 1, 3.5)
 
 
+def test_a_grid_that_came_with_its_job_is_given_back(store: LiveStore) -> None:
+    job, grid, cluster = job_record("j1"), scaling_grid("cpu", [[1], [2]]), shape(("cpu", 2, 1))
+    planned = GridBuilt(job_id=job.job_id, shape=cluster, grid=grid)
+    event = JobSubmitted(job_id=job.job_id, spec=job.spec, user=job.user, request_id="r", planned=planned)
+    store.commit([Step(event=event, at_s=1.0, jobs=(job,))])
+    assert store.load().grids == {job.job_id: (cluster, grid)}
+    store.commit([Step(event=replace(planned, grid=scaling_grid("cpu", [[1]])), at_s=2.0)])
+    assert store.load().grids == {job.job_id: (cluster, scaling_grid("cpu", [[1]]))}
+
+
 def test_of_several_versions_in_a_batch_the_last_is_kept(store: LiveStore) -> None:
     first = job_record("j1")
     store.commit([step(first), step(replace(first, state=JobState.HELD)), step(replace(first, epoch=7))])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from arena.domain.cluster import ClusterShape
+from arena.domain.events import GridBuilt, JobSubmitted
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
 from arena.domain.launch import AttemptId, NodeId
@@ -19,10 +20,12 @@ from arena.errors import InfeasibleError, InternalError, RefusedError, SpecError
 from arena.policies.base import Admission
 from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
+from arena_scheduler import app
 from arena_scheduler import submission as submission_module
 from arena_scheduler.access import Caller, Role
 from arena_scheduler.grids import Built
 from arena_scheduler.outputs import Outputs
+from arena_scheduler.store.writes import SqliteStore
 from arena_scheduler.submission import Submission
 from tests.builders import command_spec, node_info, scaling_grid, shape, train_spec
 from tests.fakes.running_scheduler import Cluster, cluster_of, eventually, quick_config
@@ -449,3 +452,30 @@ async def test_a_project_of_which_a_job_has_once_succeeded_is_known(tmp_path: Pa
         await eventually(lambda: job_id not in cluster.running.driver.durable_state.jobs, "it is over")
         found = await promising(cluster).try_out(command_spec(project="defaults"), ANN, allow_infeasible=False)
         assert found.warnings == ()
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+async def test_a_job_brings_its_grid_where_the_nodes_have_settled(
+    tmp_path: Path, is_settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, made = quick_config(tmp_path), app.engine_config
+    if not is_settled:
+        monkeypatch.setattr(app, "engine_config", lambda *known: replace(made(*known), shape_settle_s=1_000.0))
+    async with cluster_of(config) as cluster:
+        await (await cluster.agent(node_info("n1", gpus=2))).next_of("verdict")
+        if is_settled:
+            await eventually(
+                lambda: cluster.running.driver.durable_state.shape.gpu_count == 2, "the nodes have settled"
+            )
+        job_id = await cluster.client().submit(train_spec("x"))
+        if is_settled:
+            assert job_id in cluster.running.driver.durable_state.grids
+    store = SqliteStore.open(config.db)
+    try:
+        inputs = [event for _, _, event in store.reader.inputs(0, 1_000)]
+        [submitted] = [event for event in inputs if isinstance(event, JobSubmitted)]
+        assert (submitted.planned is not None) == is_settled
+        assert not [event for event in inputs if isinstance(event, GridBuilt)]
+        assert (job_id in store.load().grids) == is_settled
+    finally:
+        store.close()
