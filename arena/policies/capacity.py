@@ -85,10 +85,6 @@ class Capacity:
                 count += found.free_count
         return count
 
-    def largest_hole(self, gpu_type: str, zone: str | None = None) -> int:
-        """Return the most free devices on one node of a type."""
-        return self.free_and_hole(gpu_type, zone)[1]
-
     def free_and_hole(self, gpu_type: str, zone: str | None = None) -> tuple[int, int]:
         """Return the number of free devices of a type, and the most of them on one node."""
         free = hole = 0

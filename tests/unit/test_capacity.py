@@ -20,7 +20,7 @@ def two_nodes() -> Capacity:
 def test_holes_follow_what_is_taken():
     capacity = two_nodes().take(N1, frozenset({device_id("n1", 0)}))
     assert capacity.free_count("cpu") == 5
-    assert capacity.largest_hole("cpu") == 3
+    assert capacity.free_and_hole("cpu") == (5, 3)
     assert list(capacity.nodes_by_fit(POOL, 2)) == [("n2", 2), ("n1", 3)]
     assert capacity.free_on(N1) == tuple(device_id("n1", index) for index in (1, 2, 3))
 
