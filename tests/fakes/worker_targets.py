@@ -6,7 +6,6 @@ import json
 import pickle
 import resource
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +23,6 @@ from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
 
 SMALL_DISK_BYTES = 64 * 1024
-_COMPILER = frozenset({"torch._dynamo", "sympy"})
-"""What torch compiles with, and what that calculates with: seconds to load."""
 
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -73,10 +70,7 @@ def recording(environ: Mapping[str, str]) -> Callable[[TrainSpec], Corpora]:
 
 
 def run_recorded(environ: Mapping[str, str]) -> int:
-    """Run a rank, noting its samples, and the state it holds after loading and at the end.
-
-    No part of torch is used that loads its compiler: each rank would wait for that, or each agent's warm launcher.
-    """
+    """Run a rank, noting its samples, and the state it holds after loading and at the end."""
     stop = StopRequest()
     stop.install()
     trainer = build_trainer(RankEnvironment.read(environ), stop, recording(environ))
@@ -85,10 +79,7 @@ def run_recorded(environ: Mapping[str, str]) -> int:
     trainer.run()
     write_state(trainer, environ, "end")
     dist.destroy_process_group()
-    loaded = _COMPILER & sys.modules.keys()
-    if loaded:
-        print("a rank loaded", *sorted(loaded), flush=True)
-    return len(loaded)
+    return 0
 
 
 def run_with_small_disk(environ: Mapping[str, str]) -> int:

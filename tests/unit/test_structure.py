@@ -80,8 +80,7 @@ def test_every_module_says_what_it_is_for() -> None:
         ("arena.engine.engine", ("grpc", "google", "sqlalchemy", "torch")),
         ("arena_agent.app", ("torch", "sqlalchemy")),
         ("arena_scheduler.app", ("torch",)),
-        # torch._dynamo compiles, sympy calculates for it: seconds before a launcher is warm.
-        ("arena_agent.worker.main", ("grpc", "sqlalchemy", "torch._dynamo", "sympy")),
+        ("arena_agent.worker.main", ("grpc", "sqlalchemy")),
         ("arena_agent.checkpoints.audit", ("torch", "grpc", "click")),
         ("arena_agent.checkpoints.place", ("torch", "grpc", "click")),
     ],

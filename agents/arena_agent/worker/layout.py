@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,8 +156,7 @@ class _Passes:
         gradients = self.layout.bank.gradients
         gradient = None if self.layout.chunks[action.chunk].spec.is_last else self.wires.receive(action)
         gradients.start_backward(action.chunk, is_last=is_last)
-        end = y if gradient is None else _with_gradient(y, gradient)
-        end.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(y, gradient)
         gradients.end_backward()
         if x.grad is not None:
             self.wires.send(action, x.grad)
@@ -175,28 +173,6 @@ class _Passes:
     def _target_count(self) -> int:
         rows = sum(len(batch.rows) for batch in self.plan.batches)
         return rows * targets_per_sample(self.layout.train.model)
-
-
-class _WithGradient(torch.autograd.Function):
-    """A scalar whose backward pass gives a tensor the gradient that another rank computed.
-
-    Handing the gradient to ``backward`` itself has torch load sympy for a comparison of shapes: a second in every rank.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return y.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.gradient, None
-
-
-def _with_gradient(y: Tensor, gradient: Tensor) -> Tensor:
-    assert y.shape == gradient.shape
-    end: Tensor = _WithGradient.apply(y, gradient)  # type: ignore[no-untyped-call]
-    return end
 
 
 def _forward_only(orders: Orders) -> Orders:

@@ -5,10 +5,11 @@ AdamW and SGD work element by element, so it makes no difference that they see r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
+import torch._dynamo  # torch's optimizers load it when first built; so a warm launcher has it before it forks
 from torch import Tensor
 
 from arena.domain.optimizer import OptimizerSpec
@@ -32,90 +33,44 @@ def _name(run: Run) -> str:
     return run.share.parameter.name
 
 
-class Optimizer:
-    """AdamW or SGD with its state in place from the start, so that a checkpoint can be loaded into it.
-
-    The kernels are torch's; its optimizer classes would load ``torch._dynamo``, of no use here, which takes as long as
-    all of torch besides, in every process that trains.
-
-    Args:
-        runs: What the rank owns; may be nothing.
-        spec: What the job asks for.
-    """
-
-    def __init__(self, runs: Sequence[Run], spec: OptimizerSpec) -> None:
-        self._spec = spec
-        self._lr = spec.lr
-        self._runs = tuple(runs)
-        self._moments: dict[Tensor, dict[str, Tensor]] = {
-            run.value: {name: torch.zeros_like(run.value) for name in moment_names(spec)} for run in runs
+def build_optimizer(runs: Sequence[Run], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """Build the optimizer with its state in place, so that a checkpoint can be loaded into it."""
+    groups = [
+        {"params": [run.value for run in runs if run.share.parameter.is_decayed], "weight_decay": spec.weight_decay},
+        {"params": [run.value for run in runs if not run.share.parameter.is_decayed], "weight_decay": 0.0},
+    ]
+    # Ranks that own nothing still take part in every step.
+    groups = [group for group in groups if group["params"]] or [{"params": [torch.zeros(0)], "weight_decay": 0.0}]
+    if spec.name == "sgd":
+        sgd = torch.optim.SGD(groups, lr=spec.lr, momentum=spec.momentum)
+        for run in runs:
+            if spec.momentum:
+                sgd.state[run.value] = {"momentum_buffer": torch.zeros_like(run.value)}
+        return sgd
+    adamw = torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
+    for run in runs:
+        adamw.state[run.value] = {
+            "step": torch.tensor(0.0, device=run.value.device),
+            "exp_avg": torch.zeros_like(run.value),
+            "exp_avg_sq": torch.zeros_like(run.value),
         }
-        # The number of the coming step, where the kernel reads it.
-        self._step = torch.tensor(1.0, device=runs[0].value.device if runs else None)
-
-    def moments(self, run: Run) -> Mapping[str, Tensor]:
-        """Return the state of a run by name; what is a function of the step is left out."""
-        return self._moments[run.value]
-
-    def set_step(self, *, step: int, lr: float) -> None:
-        """Say how many steps are done and the rate of the next."""
-        self._lr = lr
-        self._step.fill_(float(step + 1))
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Change all values by their gradients."""
-        for is_decayed in (True, False):
-            runs = [run for run in self._runs if run.share.parameter.is_decayed is is_decayed]
-            runs = [run for run in runs if run.value.grad is not None]
-            weight_decay = self._spec.weight_decay if is_decayed else 0.0
-            if runs and self._spec.name == "sgd":
-                self._step_sgd(runs, weight_decay)
-            elif runs:
-                self._step_adamw(runs, weight_decay)
-
-    def _step_sgd(self, runs: Sequence[Run], weight_decay: float) -> None:
-        values: list[Tensor] = [run.value for run in runs]
-        changes = _gradients(runs)
-        if weight_decay:
-            changes = list(torch._foreach_add(changes, values, alpha=weight_decay))
-        if self._spec.momentum:
-            buffers = self._all(runs, "momentum_buffer")
-            torch._foreach_mul_(buffers, self._spec.momentum)
-            torch._foreach_add_(buffers, changes)
-            changes = buffers
-        torch._foreach_add_(values, changes, alpha=-self._lr)
-
-    def _step_adamw(self, runs: Sequence[Run], weight_decay: float) -> None:
-        torch._fused_adamw_(
-            [run.value for run in runs],
-            _gradients(runs),
-            self._all(runs, "exp_avg"),
-            self._all(runs, "exp_avg_sq"),
-            [],
-            [self._step] * len(runs),
-            amsgrad=False,
-            lr=self._lr,
-            beta1=self._spec.beta1,
-            beta2=self._spec.beta2,
-            weight_decay=weight_decay,
-            eps=self._spec.eps,
-            maximize=False,
-        )
-
-    def _all(self, runs: Sequence[Run], name: str) -> list[Tensor]:
-        return [self._moments[run.value][name] for run in runs]
+    return adamw
 
 
-def moment_names(spec: OptimizerSpec) -> tuple[str, ...]:
-    """Return what an optimizer keeps of each element, by torch's names."""
-    if spec.name == "adamw":
-        return ("exp_avg", "exp_avg_sq")
-    return ("momentum_buffer",) if spec.momentum else ()
+def set_step(optimizer: torch.optim.Optimizer, *, step: int, lr: float) -> None:
+    """Tell the optimizer how many steps are done and the rate of the next."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].fill_(float(step))
 
 
-def _gradients(runs: Sequence[Run]) -> list[Tensor]:
-    return [run.value.grad for run in runs if run.value.grad is not None]
+def moments(optimizer: torch.optim.Optimizer, run: Run) -> Iterator[tuple[str, Tensor]]:
+    """Yield the optimizer's tensors for a run, by name; what is a function of the step is left out."""
+    for key, value in optimizer.state[run.value].items():
+        if key != "step":
+            yield key, value
 
 
 def squared_norm(runs: Sequence[Run]) -> float:

@@ -14,14 +14,14 @@ from arena_agent.checkpoints.boxes import Box, boxes_of_range, whole_box
 from arena_agent.checkpoints.manifest import Manifest, TensorEntry, expected_tensors
 from arena_agent.worker.checkpoint import StatePiece
 from arena_agent.worker.data import Corpus
-from arena_agent.worker.optimizer import Optimizer, moment_names
+from arena_agent.worker.optimizer import moments
 from arena_agent.worker.units import Run
 
 _ROUTER_LOAD = "router.load"
 
 
 def state_pieces(
-    runs: Sequence[Run], optimizer: Optimizer, router_load: Tensor | None, *, is_first_rank: bool
+    runs: Sequence[Run], optimizer: torch.optim.Optimizer, router_load: Tensor | None, *, is_first_rank: bool
 ) -> list[StatePiece]:
     """Return this rank's blocks; their tensors share storage with the live ones.
 
@@ -42,11 +42,11 @@ def state_pieces(
     return pieces
 
 
-def _pieces(run: Run, optimizer: Optimizer) -> Iterator[StatePiece]:
+def _pieces(run: Run, optimizer: torch.optim.Optimizer) -> Iterator[StatePiece]:
     parameter = run.share.parameter
     boxes = boxes_of_range(parameter.shape, run.start, run.stop)
     yield from _blocks(f"model.{parameter.name}", run, boxes, run.value)
-    for key, value in optimizer.moments(run).items():
+    for key, value in moments(optimizer, run):
         yield from _blocks(f"optim.{parameter.name}.{key}", run, boxes, value)
 
 
@@ -60,7 +60,7 @@ def _blocks(name: str, run: Run, boxes: Sequence[Box], values: Tensor) -> Iterat
 
 def manifest_of(train: TrainSpec, corpus: Corpus, *, step: int, epoch: int, plan: str) -> Manifest:
     """Return what a checkpoint of a step has to be, without its pieces and files."""
-    tensors = dict(expected_tensors(parameters_of(train.model), moment_names(train.optimizer)))
+    tensors = dict(expected_tensors(parameters_of(train.model), _moment_names(train)))
     if train.model.expert_count:
         tensors[_ROUTER_LOAD] = TensorEntry(dtype="float32", shape=(train.model.layers, train.model.expert_count))
     return Manifest(
@@ -73,6 +73,12 @@ def manifest_of(train: TrainSpec, corpus: Corpus, *, step: int, epoch: int, plan
         tensors=tensors,
         files={},
     )
+
+
+def _moment_names(train: TrainSpec) -> tuple[str, ...]:
+    if train.optimizer.name == "adamw":
+        return ("exp_avg", "exp_avg_sq")
+    return ("momentum_buffer",) if train.optimizer.momentum else ()
 
 
 def _own_version() -> str:

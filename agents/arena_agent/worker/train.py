@@ -36,7 +36,7 @@ from arena_agent.worker.feed import Feed
 from arena_agent.worker.layout import Layout
 from arena_agent.worker.learning_rate import decay_steps, learning_rate
 from arena_agent.worker.models.environment import StepRecord
-from arena_agent.worker.optimizer import Optimizer, clip, initialise, squared_norm
+from arena_agent.worker.optimizer import build_optimizer, clip, initialise, set_step, squared_norm
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.sample_order import SampleOrder
 from arena_agent.worker.state import fingerprint, manifest_of, state_pieces
@@ -119,7 +119,7 @@ class Trainer:
     durable_step: int = 0
     loss: float | None = None
     router_load: Tensor | None = None
-    _optimizer: Optimizer | None = None
+    _optimizer: torch.optim.Optimizer | None = None
     _order: SampleOrder | None = None
     _saving: _Saving | None = None
     _save_failure: str = ""
@@ -132,7 +132,7 @@ class Trainer:
         return self.launch.spec
 
     @property
-    def optimizer(self) -> Optimizer:
+    def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer, once the state is prepared."""
         assert self._optimizer is not None
         return self._optimizer
@@ -154,7 +154,7 @@ class Trainer:
         self._order = SampleOrder(
             seed=self.train.seed, sample_count=corpus.sample_count, global_batch=self.train.global_batch
         )
-        self._optimizer = Optimizer(self.runs, self.train.optimizer)
+        self._optimizer = build_optimizer(self.runs, self.train.optimizer)
         if model.expert_count:
             # Before the first step all experts count as equally loaded: then the balance loss has no gradient.
             shape = (model.layers, model.expert_count)
@@ -208,7 +208,7 @@ class Trainer:
         began_s = self.clock()
         bank, options = self.layout.bank, self.train.optimizer
         rate = learning_rate(options, step=self.step, decay_steps=decay_steps(self.spec))
-        self.optimizer.set_step(step=self.step, lr=rate)
+        set_step(self.optimizer, step=self.step, lr=rate)
         record = StepRecord(load=self.router_load, token_count=self.train.tokens_per_step)
         bank.gradients.start_step()
         loss, _ = self._passes(record)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own idiom
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from arena.domain.job import SWIGLU_FAMILIES, ModelFamily, ModelSpec
 from arena_agent.worker.dropout import dropped, dropped_heads
@@ -137,6 +140,11 @@ class ResidualDropout(nn.Module):
             return x
         first = self.tensor.own_run(self.sequence_length).start * x.shape[2]
         return dropped(x, self.share, rows.keys, first=first, site=self.site)
+
+
+def recomputed(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function now and again in the backward pass, keeping only its arguments in between."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 @lru_cache(maxsize=4)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from arena.domain.parallel import Recompute
 from arena.domain.parameters import residual_blocks
 from arena_agent.worker.models.environment import Environment, Rows
-from arena_agent.worker.models.layers import SplitLinear
-from arena_agent.worker.models.recomputation import recomputed
+from arena_agent.worker.models.layers import SplitLinear, recomputed
 
 
 class NormRelu(nn.Module):

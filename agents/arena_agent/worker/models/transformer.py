@@ -15,10 +15,10 @@ from arena_agent.worker.models.layers import (
     Norm,
     ResidualDropout,
     SplitLinear,
+    recomputed,
     rotation_table,
 )
 from arena_agent.worker.models.moe import MixtureOfExperts
-from arena_agent.worker.models.recomputation import recomputed
 
 
 class Layer(nn.Module):
