@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -276,6 +277,8 @@ def _become_rank(request: Mapping[str, Any]) -> None:
         os.environ.update(request["environ"])
         module, _, function = str(request["target"]).partition(":")
         code = getattr(importlib.import_module(module), function)(os.environ)
+    except Exception:  # noqa: BLE001 - the outermost frame of the rank
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
