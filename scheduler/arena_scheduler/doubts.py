@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Cell, Grid
 from arena.domain.job import JobSpec
+from arena.domain.paces import estimator, work_name
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.tenants import Guarantees
 from arena.engine.spending import usd_per_s
 from arena.engine.state import ClusterState
 from arena.policies.beside_shares import never_beside_shares
+from arena.policies.priced.pace import paces_of_work
 
 DEFAULT_PROJECT: str = JobSpec.model_fields["project"].default
 OF_PROJECTS = frozenset({ReasonCode.PROJECT_UNKNOWN, ReasonCode.PROJECT_WITHOUT_SHARE})
@@ -55,9 +57,8 @@ def doubts(spec: JobSpec, known: Known, planned: Grid | None) -> Iterator[Reason
         planned: Its grid, None where that is not known.
     """
     yield from _of_project(spec, known.state, known.tenants)
-    cells = () if planned is None else (*planned.cells, *planned.mixed)
-    if cells:
-        yield from _of_budget(spec, cells, known.usd_per_hour, known.state.restart_s)
+    if planned is not None and (planned.cells or planned.mixed):
+        yield from _of_budget(spec, planned, known)
     never = None if planned is None else never_beside_shares(spec, planned, known.tenants, known.shape)
     if never is not None:
         yield never
@@ -78,21 +79,22 @@ def _of_project(spec: JobSpec, state: ClusterState, tenants: Guarantees) -> Iter
         yield reason(ReasonCode.PROJECT_WITHOUT_SHARE, project=project)
 
 
-def _of_budget(
-    spec: JobSpec, cells: tuple[Cell, ...], usd_per_hour: Mapping[str, float], restart_s: float
-) -> Iterator[Reason]:
-    """Yield that a budget is less than the job costs where it costs least."""
+def _of_budget(spec: JobSpec, planned: Grid, known: Known) -> Iterator[Reason]:
+    """Yield that a budget is less than the job costs where it costs least, as fast as its like have run."""
     limit_s = spec.stop.time_limit_s
     if spec.budget_usd is None or (spec.step_limit is None and limit_s is None):
         return
 
-    def cost_usd(cell: Cell) -> float:
+    def cost_usd(cell: Cell, pace: float) -> float:
         ends_s = [] if limit_s is None else [limit_s]
-        ends_s += [] if spec.step_limit is None else [spec.step_limit * cell.best.estimate.iter_time_s]
-        return (restart_s + min(ends_s)) * usd_per_s(cell.group, usd_per_hour)
+        ends_s += [] if spec.step_limit is None else [spec.step_limit * cell.best.estimate.iter_time_s / pace]
+        return (known.state.restart_s + min(ends_s)) * usd_per_s(cell.group, known.usd_per_hour)
 
-    cheapest = min(cells, key=cost_usd)
-    needed_usd = cost_usd(cheapest)
+    cells, work = (*planned.cells, *planned.mixed), work_name(spec, spec.user or "")
+    paces = paces_of_work(known.state.paces, estimator(planned), work, [cell.group for cell in cells])
+    costs_usd = [cost_usd(cell, pace) for cell, pace in zip(cells, paces.tolist(), strict=True)]
+    needed_usd = min(costs_usd)
+    cheapest = cells[costs_usd.index(needed_usd)]
     if needed_usd > spec.budget_usd:
         told = {"budget_usd": spec.budget_usd, "needed_usd": needed_usd}
         yield reason(ReasonCode.BUDGET_NOT_ENOUGH, group=str(cheapest.group), **told)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from arena.domain.cluster import ClusterShape
 from arena.domain.grid import Grid
 from arena.domain.job import JobSpec
+from arena.domain.paces import PaceHistory, PaceKind, estimator, work_name
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.tenants import ANY_TYPE, Guarantee, Guarantees
 from arena.engine.state import ClusterState
@@ -20,9 +23,14 @@ HOURLY = {"a": 3_600.0, "b": 36.0}
 
 
 def warned(
-    spec: JobSpec, grid: Grid | None = None, *, tenants: Guarantees | None = None, here: tuple[JobSpec, ...] = ()
+    spec: JobSpec,
+    grid: Grid | None = None,
+    *,
+    tenants: Guarantees | None = None,
+    here: tuple[JobSpec, ...] = (),
+    paces: PaceHistory | None = None,
 ) -> list[Reason]:
-    state = ClusterState(restart_s=10.0)
+    state = ClusterState(restart_s=10.0, paces=paces or PaceHistory())
     for number, other in enumerate(here):
         record = job_record(f"j{number}", other)
         state = replace(state, jobs=state.jobs.set(record.job_id, record))
@@ -47,6 +55,16 @@ def test_a_budget_below_the_cheapest_way_is_told_with_what_that_costs() -> None:
     limited = train_spec("x", stop={"steps": 90, "time_limit_s": 40.0}, budget_usd=0.999)
     assert not warned(limited, grid)
     assert not warned(train_spec("x", stop={}, budget_usd=0.001), grid)  # it runs as long as it lasts
+
+
+def test_what_a_job_costs_is_told_at_the_pace_that_its_like_have_run() -> None:
+    """As `arena why` tells it once the job waits."""
+    grid, spec = scaling_grid("b", [(1,)]), train_spec("x", stop={"steps": 90}, budget_usd=1.001)
+    paces = PaceHistory().after(PaceKind(estimator(grid), work_name(spec, "ann"), "b"), 0.2, 1.0)
+    (told,) = warned(spec, grid, paces=paces)
+    assert told.numbers["needed_usd"] == pytest.approx(4.6, rel=1e-4)  # five times 90 s, and a start of 10 s
+    limited = train_spec("x", stop={"steps": 90, "time_limit_s": 40.0}, budget_usd=0.501)
+    assert not warned(limited, grid, paces=paces)
 
 
 def test_a_project_that_nobody_knows_is_told_with_the_name_that_was_meant() -> None:

@@ -65,7 +65,16 @@ def remembered_paces(snapshot: Snapshot, job_id: JobId, groups: Sequence[GpuGrou
     job, grid = snapshot.jobs[job_id], snapshot.grids.get(job_id)
     if grid is None or not snapshot.paces.kinds:
         return np.ones(len(groups))
-    ended = snapshot.paces.of_work(estimator(grid), work_name(job.spec, job.user))
+    return paces_of_work(snapshot.paces, estimator(grid), work_name(job.spec, job.user), groups)
+
+
+def paces_of_work(paces: PaceHistory, source: str, work: str, groups: Sequence[GpuGroup]) -> Floats:
+    """Return by which factors a work was faster than its estimates, on each of some groups, 1 where it never ended.
+
+    Args:
+        source, work: As in ``PaceKind``.
+    """
+    ended = paces.of_work(source, work)
     if not ended:
         return np.ones(len(groups))
     known = {one.kind.gpu_types: _bounded(one.log_pace) for one in ended}
