@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 
 from arena.domain.yamltree import read_tree
 from arena.errors import SpecError
@@ -41,11 +42,19 @@ def read_as(wanted: FileKind, text: str, *, source: str) -> Iterator[None]:
     try:
         yield
     except SpecError as error:
+        if wanted is FileKind.JOB and _is_program(text, source):
+            what, run = f"{source} is no job file", source if text.startswith("#!") else f"python {source}"
+            fix = f"run it with `arena submit --gpus N -- {run}`"
+            raise SpecError(what, why="it looks like a program", fix=fix) from error
         found = _kind(text)
         if found in {None, wanted}:
             raise
         what, why = f"{source} is no {wanted.value} file", f"it looks like a {found} file"
         raise SpecError(what, why=why, fix=f"give a {wanted.value} file there; are two files swapped?") from error
+
+
+def _is_program(text: str, source: str) -> bool:
+    return text.startswith("#!") or Path(source).suffix == ".py"
 
 
 def _kind(text: str) -> FileKind | None:

@@ -110,7 +110,8 @@ def _compose(text: str, source: str) -> list[yaml.Node]:
             documents.append(node)
         return documents
     except yaml.YAMLError as error:
-        raise SpecError(_describe(error, source)) from error
+        is_tab = isinstance(error, yaml.MarkedYAMLError) and "'\\t'" in (error.problem or "")
+        raise SpecError(_describe(error, source), fix="indent with spaces" if is_tab else "") from error
     except RecursionError as error:
         raise SpecError(f"{source} is nested too deeply") from error
     finally:

@@ -83,6 +83,22 @@ def test_the_same_request_twice_gives_the_same_job(arena: Arena, tmp_path: Path)
     assert not second["is_new"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "run"),
+    [
+        ("train.py", "import torch\nmodel = torch.nn.Linear(1, 1)\n", "python train.py"),
+        ("go", "#!/bin/sh\necho: x: y\n", "go"),
+    ],
+)
+def test_a_program_that_is_given_as_a_job_is_told_how_it_runs(
+    arena: Arena, tmp_path: Path, name: str, text: str, run: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    said = arena("submit", name).err
+    assert said.startswith(f"error: {name} is no job file: it looks like a program. Run it with")
+    assert f"`arena submit --gpus N -- {run}`" in said
+
+
 def test_every_mistake_of_a_specification_has_its_line(arena: Arena, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("nam: x\nkind: soft\n")
     lines = arena("submit", "bad.yaml").err.splitlines()

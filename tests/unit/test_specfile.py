@@ -138,6 +138,7 @@ def test_fields_that_do_not_fit_together_are_told(change: str, problem: str) -> 
         ("a: " + "[" * 40 + "]" * 40, "nested deeper than 32 levels"),
         ("a: " + "[" * 1200, "nested too deeply"),
         ("name: \x00\n", "is no YAML"),
+        ("stop:\n\tsteps: 1\n", "cannot start any token. Indent with spaces"),
         ("x" * (SIZE_BYTES_MAX + 1), "job.yaml is larger than 1024 KiB"),
     ],
 )
