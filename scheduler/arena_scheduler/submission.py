@@ -403,7 +403,9 @@ class Submission:
 
     async def _infeasible(self, spec: JobSpec, shape: ClusterShape, grid: Grid) -> InfeasibleError:
         largest = await largest_feasible(self._grids, spec, shape)
-        reasons = {f"{item.group} ({item.reason})": "" for item in grid.infeasible[:INFEASIBLE_NAMED_MAX]}
+        # That it exceeds the cluster is what the two numbers say already.
+        others = [item for item in grid.infeasible if item.reason.code is not ReasonCode.EXCEEDS_CLUSTER]
+        reasons = {f"{item.group} ({item.reason})": "" for item in others[:INFEASIBLE_NAMED_MAX]}
         return InfeasibleError(
             f"no group of this cluster can hold job {spec.name!r}",
             why="; ".join([f"largest feasible now: {largest}", f"GPUs in all: {shape.gpu_count}", *reasons]),
