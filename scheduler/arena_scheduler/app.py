@@ -357,6 +357,7 @@ def _metrics_server(parts: _Parts, access: Access) -> MetricsServer | None:
     answer = metrics_server.application(
         observe=_observer(parts),
         silent_s=parts.awake.since_beat_s,
+        turn=driver.turns.seen,
         read_only_cause=lambda: driver.read_only_cause,
         access=None if is_local else access,
     )
@@ -384,7 +385,7 @@ def _observer(parts: _Parts) -> Callable[[], Observed]:
             kept_count_by_state=dict(driver.ended_counts),
             decision_count=state.decision_index - decided_before,
             decision_time_s=driver.decision_time_s,
-            at_work_s=driver.at_work_s,
+            turn=driver.turns.seen(),
             event_count=parts.inbox.waiting_count,
             session_count=len(parts.sessions),
             is_read_only=driver.read_only_cause is not None,

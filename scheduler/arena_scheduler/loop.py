@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from arena.domain.events import Event, GridBuilt, GridFailed, NodeDisconnected, Tick
 from arena.domain.launch import NodeId
@@ -25,8 +26,11 @@ from arena_scheduler.clock import AwakeClock, LiveClock
 from arena_scheduler.inbox import Inbox, Item
 from arena_scheduler.reading import LiveStore
 from arena_scheduler.tally import Tally
+from arena_scheduler.turn import Part, TurnWatch
 
 _log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 ITEMS_PER_BATCH_MAX = 256
 BATCH_S_MAX = 0.05
@@ -40,10 +44,10 @@ ROOM_INTERVAL_S = 60.0
 
 
 LISTEN_INTERVAL_S = 0.5
-"""While the engine is at work: how often it is noted that the process listens."""
+"""While the engine or the store is at work: how often it is noted that the process listens."""
 
 LONG_S = 10.0
-"""A batch that has taken the engine so long is told of, and again whenever that has doubled."""
+"""What has taken the engine or the store so long is told of, and again whenever that has doubled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,7 @@ class Driver:
         self._is_connected = is_connected
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-writer")
         self._thinker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="arena-engine")
-        self._at_work_since_s: float | None = None
+        self.turns = TurnWatch(clock.now_s)
         self._is_stopping = False
         self._changed = asyncio.Event()
         self._keep_history_s = keep_history_s
@@ -133,20 +137,25 @@ class Driver:
         while not self._is_stopping:
             await self._inbox.wait(self._idle_s())
             self._awake.beat()
-            items = self._inbox.take(ITEMS_PER_BATCH_MAX)
-            if self._inbox.taken_count >= self._tick_behind and self._is_tick_due():
-                items.append(Item(event=Tick()))
-            if items:
-                await self._turn(items)
-            if self._inbox.taken_count >= self._tick_behind:
-                # What was said while the engine was at work is heard before any deadline is looked at.
-                self._tick_behind = self._inbox.arrived_count
-            await self._probe()
-            await self._drop_old()
-            await self._keep_room()
+            with self.turns.turn():
+                await self._take_turn()
         self._inbox.close(UnavailableError("the scheduler is stopping", fix="try again in a moment"))
         self._thinker.shutdown(wait=True)
         self._writer.shutdown(wait=True)
+
+    async def _take_turn(self) -> None:
+        """Do all that there is to do at present."""
+        items = self._inbox.take(ITEMS_PER_BATCH_MAX)
+        if self._inbox.taken_count >= self._tick_behind and self._is_tick_due():
+            items.append(Item(event=Tick()))
+        if items:
+            await self._do(items)
+        if self._inbox.taken_count >= self._tick_behind:
+            # What was said while the engine was at work is heard before any deadline is looked at.
+            self._tick_behind = self._inbox.arrived_count
+        await self._probe()
+        await self._drop_old()
+        await self._keep_room()
 
     def stop(self) -> None:
         """Have ``run`` return after the batch in hand."""
@@ -177,10 +186,9 @@ class Driver:
     @property
     def at_work_s(self) -> float:
         """For how long the engine has been at work on the batch in hand, 0 where it is not; safe from any thread."""
-        since_s = self._at_work_since_s
-        return 0.0 if since_s is None else self._clock.now_s() - since_s
+        return self.turns.seen().time_at_s(Part.DECISION)
 
-    async def _turn(self, items: Sequence[Item]) -> None:
+    async def _do(self, items: Sequence[Item]) -> None:
         """Handle a batch, make it durable, act on it; or put the engine back."""
         saved = self._brain.state
         handled = await self._thought_of(items)
@@ -197,24 +205,45 @@ class Driver:
             await self._on_commit_failed([item for item, _ in handled.done], lost)
 
     async def _thought_of(self, items: Sequence[Item]) -> _Handled:
-        """Have the engine handle a batch in its thread; where that takes long, say so."""
-        self._at_work_since_s, told_s = self._clock.now_s(), LONG_S
-        work = asyncio.get_running_loop().run_in_executor(self._thinker, self._handle_all, items)
-        try:
-            while not (await asyncio.wait({work}, timeout=LISTEN_INTERVAL_S))[0]:
+        """Have the engine handle a batch in its thread."""
+
+        def tell_long(took_s: float) -> None:
+            kinds = ", ".join(sorted({item.event.kind for item in items}))
+            _log.warning("the engine has been at work for %.0f s on %s", took_s, kinds)
+
+        return await self._waited_for(Part.DECISION, tell_long, self._thinker, partial(self._handle_all, items))
+
+    async def _written(self, write: Callable[[], _Result]) -> _Result:
+        """Have the store do something in its thread."""
+
+        def tell_long(took_s: float) -> None:
+            _log.warning("writing has taken %.0f s so far: does the disk hang?", took_s)
+
+        return await self._waited_for(Part.WRITING, tell_long, self._writer, write)
+
+    async def _waited_for(
+        self,
+        part: Part,
+        tell_long: Callable[[float], None],
+        thread: ThreadPoolExecutor,
+        work: Callable[[], _Result],
+    ) -> _Result:
+        """Have a thread do something, listen meanwhile, and where it takes long, say so."""
+        told_s = LONG_S
+        with self.turns.part(part):
+            done = asyncio.get_running_loop().run_in_executor(thread, work)
+            while not (await asyncio.wait({done}, timeout=LISTEN_INTERVAL_S))[0]:
                 self._awake.beat()
-                if self.at_work_s >= told_s:
-                    kinds = ", ".join(sorted({item.event.kind for item in items}))
-                    _log.warning("the engine has been at work for %.0f s on %s", self.at_work_s, kinds)
+                took_s = self.turns.seen().part_s
+                if took_s >= told_s:
+                    tell_long(took_s)
                     told_s *= 2.0
-            return work.result()
-        finally:
-            self._at_work_since_s = None
+            return done.result()
 
     async def _commit(self, steps: Sequence[Step]) -> ArenaError | None:
         """Make steps durable; return why they are not."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.commit, steps)
+            await self._written(partial(self._store.commit, steps))
         except ArenaError as error:
             return error
         except Exception as error:  # noqa: BLE001 - a record that cannot be written must not end the loop
@@ -268,7 +297,7 @@ class Driver:
         if isinstance(error, InternalError) and len(items) > 1:
             # One record broke a rule; alone it fails alone.
             for item in items:
-                await self._turn([item])
+                await self._do([item])
             return
         if isinstance(error, ResourceExhaustedError):
             if self.read_only_cause is None:
@@ -321,7 +350,7 @@ class Driver:
         if before_s < self._leapt_at_s:
             return
         try:
-            batch = await asyncio.get_running_loop().run_in_executor(self._writer, self._store.drop_before, before_s)
+            batch = await self._written(partial(self._store.drop_before, before_s))
         except ArenaError as error:
             _log.warning("old history could not be dropped: %s", error)
             return
@@ -336,7 +365,7 @@ class Driver:
         if now_s < self._room_at_s or self.read_only_cause is not None:
             return
         self._room_at_s = now_s + ROOM_INTERVAL_S
-        await asyncio.get_running_loop().run_in_executor(self._writer, self._store.keep_room)
+        await self._written(self._store.keep_room)
 
     async def _probe(self) -> None:
         """While nothing can be written, try now and then, so that free space is noticed without a restart."""
@@ -344,7 +373,7 @@ class Driver:
             return
         self._probe_at_s = self._clock.now_s() + PROBE_INTERVAL_S
         try:
-            await asyncio.get_running_loop().run_in_executor(self._writer, self._store.probe)
+            await self._written(self._store.probe)
         except ArenaError:
             return
         _log.warning("writing works again")

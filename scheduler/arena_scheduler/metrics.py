@@ -21,6 +21,7 @@ from arena.policies.capacity import Pool
 from arena_scheduler.cluster_view import place_of
 from arena_scheduler.tally import ENDS, Tally
 from arena_scheduler.tenant_view import OTHERS, tenant_shares
+from arena_scheduler.turn import Part, Turn
 
 Places = Mapping[Pool, Counter[str]]
 """GPUs by type and zone, and by what they do."""
@@ -44,7 +45,7 @@ class Observed:
         kept_count_by_state: Ended jobs that are still known.
         decision_count: Decisions since the process started.
         decision_time_s: How long the latest took.
-        at_work_s: For how long the engine has been at work on the batch in hand, 0 where it is not.
+        turn: What the loop is at, and for how long.
         event_count: Events that wait for the engine.
         dropped_job_count: Jobs that are not kept any more.
         file_bytes: Sizes of the store's files, by what each is.
@@ -60,7 +61,7 @@ class Observed:
     kept_count_by_state: Mapping[JobState, int] = field(default_factory=dict)
     decision_count: int = 0
     decision_time_s: float = 0.0
-    at_work_s: float = 0.0
+    turn: Turn = field(default_factory=Turn)
     event_count: int = 0
     session_count: int = 0
     is_read_only: bool = False
@@ -91,13 +92,29 @@ def _of_scheduler(seen: Observed) -> Iterator[Metric]:
         "Since the latest decision; none before the first. One is made when something changes.",
         None if decided_at_s is None else max(seen.now_s - decided_at_s, 0.0),
     )
-    yield _gauge(
-        "arena_engine_work_seconds", "For how long the engine has been at work on the batch in hand.", seen.at_work_s
-    )
-    yield _gauge("arena_waiting_events", "Events that wait for the engine.", seen.event_count)
+    yield from _of_turn(seen.turn)
+    yield _gauge("arena_waiting_events", "Events that wait for the engine, beside the batch in hand.", seen.event_count)
     yield _gauge("arena_restart_cost_seconds", "What a restart of a job is taken to cost.", seen.state.restart_s)
     yield _gauge(
         "arena_restart_cost_samples", "Restarts that this was measured on; 0: assumed.", seen.state.restart_sample_count
+    )
+
+
+def _of_turn(turn: Turn) -> Iterator[Metric]:
+    yield _gauge(
+        "arena_loop_turn_seconds",
+        "For how long the present turn of the loop has taken: deciding about a batch, writing it; 0 while it is idle.",
+        turn.took_s,
+    )
+    yield _gauge(
+        "arena_engine_work_seconds",
+        "For how long the engine has been at work on the batch in hand; 0 while it is not.",
+        turn.time_at_s(Part.DECISION),
+    )
+    yield _gauge(
+        "arena_store_work_seconds",
+        "For how long the store has been at work on the write in hand; 0 while it is not.",
+        turn.time_at_s(Part.WRITING),
     )
 
 

@@ -1,7 +1,10 @@
 """Serves the metrics over HTTP, in threads of its own: what they are made of are values, so nobody waits for a scrape.
 
-``/metrics`` is for Prometheus, ``/-/healthy`` and ``/-/ready`` are for whoever restarts services. On loopback it is
-plain HTTP; elsewhere ``/metrics`` demands a token under TLS, as the scheduler's own port does.
+``/metrics`` is for Prometheus, ``/-/healthy`` and ``/-/ready`` are for whoever restarts services. A scheduler whose
+event loop stands still is neither healthy nor ready. One whose present turn (a decision, and its writing) has taken
+more than ``READY_TURN_S_MAX`` is not ready, nor is one that cannot write; only after ``HEALTHY_TURN_S_MAX`` is it
+unhealthy, too: about a huge cluster it may decide for long, and who starts it anew has it begin again. On loopback it
+is plain HTTP; elsewhere ``/metrics`` demands a token under TLS, as the scheduler's own port does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from prometheus_client.metrics_core import Metric
 from arena.errors import AlreadyRunningError, UserError
 from arena_scheduler.access import Access
 from arena_scheduler.metrics import Observed, metrics_of
+from arena_scheduler.turn import Turn
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -33,6 +37,10 @@ REQUEST_S_MAX = 10.0
 """So long a client may take to say what it wants; a thread waits for it."""
 SILENT_S_MAX = 10.0
 """The event loop notes four times a second that it runs; after so long without, it is stuck."""
+READY_TURN_S_MAX = 30.0
+"""So long one turn of the scheduler may take, a decision and its writing, before it is not ready for more."""
+HEALTHY_TURN_S_MAX = 600.0
+"""After so long in one turn it is to be started anew: far more than any decision took, as nothing limits those."""
 _POLL_S = 0.1
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
@@ -63,6 +71,7 @@ def application(
     *,
     observe: Callable[[], Observed],
     silent_s: Callable[[], float],
+    turn: Callable[[], Turn],
     read_only_cause: Callable[[], str | None],
     access: Access | None,
 ) -> WSGIApplication:
@@ -70,6 +79,8 @@ def application(
 
     Args:
         silent_s: For how long the event loop has not noted that it runs.
+        turn: What the scheduler is at, and for how long.
+        read_only_cause: Why nothing can be written, None where it can.
         access: Who may see metrics; None: everybody.
     """
     registry = CollectorRegistry()
@@ -88,14 +99,24 @@ def application(
                 return metrics(environ, start_response)
         if path not in {"/-/healthy", "/-/ready"}:
             return _say(start_response, "404 Not Found", "here are /metrics, /-/healthy and /-/ready")
-        if silent_s() > SILENT_S_MAX:
-            return _say(start_response, "503 Service Unavailable", f"stuck for {silent_s():.0f} s")
-        cause = read_only_cause() if path == "/-/ready" else None
+        cause = _stuck_cause(silent_s(), turn(), READY_TURN_S_MAX if path == "/-/ready" else HEALTHY_TURN_S_MAX)
+        if cause is None and path == "/-/ready" and (why := read_only_cause()) is not None:
+            cause = f"read-only: {why}"
         if cause is not None:
-            return _say(start_response, "503 Service Unavailable", f"read-only: {cause}")
+            return _say(start_response, "503 Service Unavailable", cause)
         return _say(start_response, "200 OK", path.removeprefix("/-/"))
 
     return answer
+
+
+def _stuck_cause(silent_s: float, turn: Turn, turn_s_max: float) -> str | None:
+    """Return what hangs and for how long, None where nothing does."""
+    if silent_s > SILENT_S_MAX:
+        return f"the event loop has not run for {silent_s:.0f} s"
+    if turn.took_s <= turn_s_max:
+        return None
+    busy = f"busy for {turn.took_s:.0f} s"
+    return busy if turn.part is None else f"{busy}, with {turn.part.value} for {turn.part_s:.0f} s"
 
 
 def _say(start_response: StartResponse, status: str, text: str, *headers: tuple[str, str]) -> list[bytes]:

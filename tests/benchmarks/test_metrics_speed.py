@@ -11,6 +11,7 @@ import pytest
 
 from arena_scheduler.app import collect_garbage_rarely
 from arena_scheduler.metrics_server import MetricsServer, application
+from arena_scheduler.turn import Turn
 from tests.fakes.observed_cluster import a_state, seen
 
 pytestmark = pytest.mark.benchmark
@@ -28,7 +29,9 @@ for _ in range(int(sys.argv[2])):
 
 async def test_scrapes_without_a_pause_hold_up_the_event_loop_for_moments_only() -> None:
     observed = seen(a_state(10_000, 1_250))
-    answer = application(observe=lambda: observed, silent_s=lambda: 0.0, read_only_cause=lambda: None, access=None)
+    answer = application(
+        observe=lambda: observed, silent_s=lambda: 0.0, turn=Turn, read_only_cause=lambda: None, access=None
+    )
     server = MetricsServer("127.0.0.1", 0, answer)
     collect_garbage_rarely()
     server.start()

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -24,6 +25,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from arena.domain.launch import NodeId
+from arena.engine.ports import Step
 from arena.errors import AlreadyRunningError, PermissionDeniedError, ResourceExhaustedError, UserError
 from arena.policies.base import Decision, Snapshot
 from arena.policies.fcfs import FirstComeFirstServed
@@ -31,7 +33,9 @@ from arena.rpc import codec
 from arena.rpc.v1 import agent_service_pb2 as pb
 from arena.rpc.v1 import common_pb2
 from arena.rpc.version import software_version
+from arena_scheduler import loop, metrics_server
 from arena_scheduler.app import start
+from arena_scheduler.reading import DroppedBatch
 from tests.builders import command_spec, node_info
 from tests.fakes.agent_session import AgentSession
 from tests.fakes.memory_store import MemoryStore
@@ -170,6 +174,121 @@ async def test_while_a_decision_takes_long_a_scrape_says_so(tmp_path: Path, held
             return (await scraped(url))["arena_engine_work_seconds",] == 0
 
         await eventually(is_idle, "the decision is over")
+
+
+class HangingStore(MemoryStore):
+    """Has one of its writes go on until it is let go, from when it is told to."""
+
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.write, self.is_to_hang, self.has_begun, self.may_end = write, False, Event(), Event()
+
+    def _at(self, write: str) -> None:
+        if write == self.write and self.is_to_hang:
+            self.has_begun.set()
+            self.may_end.wait(60.0)
+
+    def commit(self, steps: Sequence[Step]) -> None:
+        """Take all steps, late."""
+        self._at("commit")
+        super().commit(steps)
+
+    def keep_room(self) -> None:
+        """Do nothing for long."""
+        self._at("keep_room")
+
+    def drop_before(self, before_s: float) -> DroppedBatch:
+        """Drop, late."""
+        self._at("drop_before")
+        return super().drop_before(before_s)
+
+
+async def _page(cluster: Cluster, name: str) -> tuple[int, str]:
+    url = cluster.running.metrics_url
+    assert url is not None
+    return await asyncio.to_thread(fetch, url.replace("/metrics", f"/-/{name}"))
+
+
+async def _answers(cluster: Cluster, name: str, status: int, pattern: str = "") -> bool:
+    found, text = await _page(cluster, name)
+    return found == status and re.search(pattern, text) is not None
+
+
+async def _hangs_and_says_so(cluster: Cluster, metric: str, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: first it is not ready, much later not healthy, and both say what hangs and for how long."""
+    samples = await scraped(cluster.running.metrics_url)
+    assert 0 < samples[metric,] <= samples["arena_loop_turn_seconds",]
+    assert (await scraped(cluster.running.metrics_url))["arena_loop_turn_seconds",] > samples[
+        "arena_loop_turn_seconds",
+    ]
+    assert {key[0] for key, value in samples.items() if "work_seconds" in key[0] and value} == {metric}
+    said = rf"^busy for \d+ s, with {part} for \d+ s$"
+    await eventually(lambda: _answers(cluster, "ready", 503, said), "it is not ready")
+    assert await _page(cluster, "healthy") == (200, "healthy\n"), "it may well take its time"
+    monkeypatch.setattr(metrics_server, "HEALTHY_TURN_S_MAX", 0.1, raising=False)
+    await eventually(lambda: _answers(cluster, "healthy", 503, said), "it is to be started anew")
+
+
+async def _goes_on(cluster: Cluster) -> None:
+    for name in ("ready", "healthy"):
+        await eventually(partial(_answers, cluster, name, 200), "it goes on")
+
+    async def is_idle() -> bool:
+        return not (await scraped(cluster.running.metrics_url))["arena_loop_turn_seconds",]
+
+    await eventually(is_idle, "nothing is in hand")
+
+
+@pytest.mark.parametrize("write", ["commit", "keep_room", "drop_before"])
+async def test_while_a_write_hangs_it_is_not_ready_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    monkeypatch.setattr(metrics_server, "READY_TURN_S_MAX", 0.1, raising=False)
+    monkeypatch.setattr(loop, "ROOM_INTERVAL_S", 0.01)
+    monkeypatch.setattr(loop, "DROP_INTERVAL_S", 0.01)
+    store = HangingStore(write)
+    config = quick_config(tmp_path, metrics_port=0, keep_history_s=3600.0)
+    async with cluster_of(config, store=store) as cluster:
+        await eventually(lambda: _answers(cluster, "ready", 200), "it is ready")
+        store.is_to_hang = True
+        submission = asyncio.create_task(cluster.client().submit(command_spec("a"), allow_infeasible=True))
+        try:
+            await eventually(store.has_begun.is_set, "it writes")
+            await _hangs_and_says_so(cluster, "arena_store_work_seconds", "writing", monkeypatch)
+        finally:
+            store.may_end.set()
+        await submission
+        await _goes_on(cluster)
+
+
+async def test_while_a_decision_hangs_it_is_not_ready_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: tuple[Event, Event]
+) -> None:
+    monkeypatch.setattr(metrics_server, "READY_TURN_S_MAX", 0.1, raising=False)
+    has_begun, may_end = held
+    async with cluster_of(quick_config(tmp_path, metrics_port=0)) as cluster:
+        await (await cluster.agent(node_info("n1"))).next_of("verdict")
+        submission = asyncio.create_task(cluster.client().submit(command_spec("a")))
+        await eventually(has_begun.is_set, "the decision is under way")
+        await _hangs_and_says_so(cluster, "arena_engine_work_seconds", "a decision", monkeypatch)
+        may_end.set()
+        await submission
+        await _goes_on(cluster)
+
+
+async def test_a_write_that_takes_long_is_told_of_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop, "LONG_S", 0.1)
+    store = HangingStore("commit")
+    async with cluster_of(quick_config(tmp_path), store=store) as cluster:
+        store.is_to_hang = True
+        submission = asyncio.create_task(cluster.client().submit(command_spec("a"), allow_infeasible=True))
+        try:
+            await eventually(lambda: "writing has taken" in caplog.text, "it is told of")
+        finally:
+            store.may_end.set()
+        await submission
 
 
 async def test_a_full_disk_is_told_and_it_is_not_ready_then(tmp_path: Path) -> None:

@@ -30,8 +30,15 @@ from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
 from arena_scheduler.cluster_view import gpu_counts
 from arena_scheduler.metrics import OTHER_PROJECTS, PLACES, POOLS_MAX, Observed, metrics_of
-from arena_scheduler.metrics_server import SILENT_S_MAX, SchedulerCollector, application
+from arena_scheduler.metrics_server import (
+    HEALTHY_TURN_S_MAX,
+    READY_TURN_S_MAX,
+    SILENT_S_MAX,
+    SchedulerCollector,
+    application,
+)
 from arena_scheduler.tally import Tally
+from arena_scheduler.turn import Part, Turn, TurnWatch
 from tests.builders import device_id, job_record, node_info, train_spec
 from tests.fakes.cluster_of_views import NOW_S
 from tests.fakes.grids import PowerLawGrids
@@ -226,7 +233,12 @@ def test_what_happens_is_counted_once(policy: str) -> None:
 
 def answered(path: str, **fields: Any) -> str:
     """The status and the text of an answer."""
-    parts: dict[str, Any] = {"observe": lambda: seen(ClusterState()), "silent_s": lambda: 0.0, "access": None}
+    parts: dict[str, Any] = {
+        "observe": lambda: seen(ClusterState()),
+        "silent_s": lambda: 0.0,
+        "turn": Turn,
+        "access": None,
+    }
     answer = application(**{**parts, "read_only_cause": lambda: None, **fields})
     told: list[str] = []
 
@@ -242,13 +254,47 @@ def test_it_is_healthy_while_the_loop_runs_and_ready_while_it_can_write() -> Non
     assert answered("/-/healthy") == "200 OK: healthy\n"
     assert answered("/-/ready") == "200 OK: ready\n"
     stuck = SILENT_S_MAX + 1.0
-    assert answered("/-/healthy", silent_s=lambda: stuck) == "503 Service Unavailable: stuck for 11 s\n"
+    assert answered("/-/healthy", silent_s=lambda: stuck) == (
+        "503 Service Unavailable: the event loop has not run for 11 s\n"
+    )
     assert answered("/-/ready", silent_s=lambda: stuck).startswith("503")
     full = {"read_only_cause": lambda: "the disk is full"}
     assert answered("/-/ready", **full) == "503 Service Unavailable: read-only: the disk is full\n"
     assert answered("/-/healthy", **full).startswith("200")
     assert answered("/metrics", silent_s=lambda: stuck).startswith("200"), "what is known is told all the same"
     assert answered("/").startswith("404")
+
+
+@pytest.mark.parametrize("part", [*Part, None])
+def test_one_turn_may_take_long_before_it_is_not_ready_and_far_longer_before_it_is_unhealthy(part: Part | None) -> None:
+    said = f"503 Service Unavailable: busy for {{:.0f}} s{f', with {part.value} for 7 s' if part else ''}\n"
+
+    def answers(took_s: float) -> tuple[str, str]:
+        turn = Turn(took_s=took_s, part=part, part_s=7.0)
+        return answered("/-/ready", turn=lambda: turn), answered("/-/healthy", turn=lambda: turn)
+
+    assert answers(READY_TURN_S_MAX) == ("200 OK: ready\n", "200 OK: healthy\n")
+    assert answers(HEALTHY_TURN_S_MAX) == (said.format(HEALTHY_TURN_S_MAX), "200 OK: healthy\n")
+    long_s = HEALTHY_TURN_S_MAX + 1.0
+    assert answers(long_s) == (said.format(long_s), said.format(long_s))
+
+
+def test_a_turn_is_timed_whole_and_in_its_parts() -> None:
+    now_s = 10.0
+    watch = TurnWatch(lambda: now_s)
+    assert watch.seen() == Turn()
+    with watch.turn():
+        now_s = 13.0
+        assert watch.seen() == Turn(took_s=3.0)
+        with watch.part(Part.DECISION):
+            now_s = 15.0
+            turn = watch.seen()
+            assert turn == Turn(took_s=5.0, part=Part.DECISION, part_s=2.0)
+            assert (turn.time_at_s(Part.DECISION), turn.time_at_s(Part.WRITING)) == (2.0, 0.0)
+        with pytest.raises(ValueError, match="no"), watch.part(Part.WRITING):
+            raise ValueError("no")
+        assert watch.seen() == Turn(took_s=5.0)
+    assert watch.seen() == Turn()
 
 
 def test_the_process_itself_is_told_of(tmp_path: Path) -> None:
