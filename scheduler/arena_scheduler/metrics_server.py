@@ -15,6 +15,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from prometheus_client.metrics_core import Metric
 
 from arena.errors import AlreadyRunningError, UserError
 from arena_scheduler.access import Access
+from arena_scheduler.clock import LiveClock
 from arena_scheduler.metrics import Observed, metrics_of
 from arena_scheduler.turn import Turn
 
@@ -33,8 +35,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-REQUEST_S_MAX = 10.0
-"""So long a client may take to say what it wants; a thread waits for it."""
+SILENT_CLIENT_S_MAX = 10.0
+"""So long a client may neither say anything nor take what it is told; a thread waits for it."""
+REQUEST_S_MAX = 30.0
+"""So long a request may take in all, from the connection to the last byte of the answer."""
+SCRAPE_WAIT_S_MAX = 10.0
+"""So long a scrape waits for the one before it."""
+CLIENTS_MAX = 16
+"""So many are served at once, a thread and a file descriptor each, which the scheduler needs itself."""
+NO_ROOM_PAUSE_S = 1.0
+"""After a connection that could not be taken, as the process has too many files open: it waits, and would be ready."""
 SILENT_S_MAX = 10.0
 """The event loop notes four times a second that it runs; after so long without, it is stuck."""
 READY_TURN_S_MAX = 30.0
@@ -42,6 +52,7 @@ READY_TURN_S_MAX = 30.0
 HEALTHY_TURN_S_MAX = 600.0
 """After so long in one turn it is to be started anew: far more than any decision took, as nothing limits those."""
 _POLL_S = 0.1
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
 
@@ -95,8 +106,12 @@ def application(
             if access is not None and not access.may_see_metrics(environ.get("HTTP_AUTHORIZATION", "")):
                 wanted = ("WWW-Authenticate", "Bearer")
                 return _say(start_response, "401 Unauthorized", "a token of the scheduler is needed", wanted)
-            with one_at_a_time:
+            if not one_at_a_time.acquire(timeout=SCRAPE_WAIT_S_MAX):
+                return _say(start_response, "503 Service Unavailable", "another scrape has not ended")
+            try:
                 return metrics(environ, start_response)
+            finally:
+                one_at_a_time.release()
         if path not in {"/-/healthy", "/-/ready"}:
             return _say(start_response, "404 Not Found", "here are /metrics, /-/healthy and /-/ready")
         cause = _stuck_cause(silent_s(), turn(), READY_TURN_S_MAX if path == "/-/ready" else HEALTHY_TURN_S_MAX)
@@ -194,21 +209,26 @@ def _port_error(address: str, error: OSError) -> AlreadyRunningError | UserError
 class _Handler(WSGIRequestHandler):
     """Answers one request; says nothing of it."""
 
-    timeout = REQUEST_S_MAX
+    timeout = SILENT_CLIENT_S_MAX
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that the base class gives it
         """Log nothing: it would be most of the log."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each request, as a client that says nothing must hold up no other."""
+    """A thread for each request, as a client that says nothing must hold up no other; a bounded number of them."""
 
     daemon_threads = True
     allow_reuse_port = False
+    request_queue_size = 4 * CLIENTS_MAX  # who does not fit in there tries again a second later
 
     def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...], tls: ssl.SSLContext | None) -> None:
         self.address_family = family
         self._tls = tls
+        self._now_s = LiveClock().now_s
+        self._is_closing = threading.Event()
+        self._lock = threading.Lock()  # no connection is closed while its deadline is looked at
+        self._since_s: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -219,10 +239,42 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def get_request(self) -> tuple[Any, Any]:
         """Take a connection; what TLS says first is said in the request's thread, not here, where others wait."""
-        connection, address = super().get_request()
+        try:
+            connection, address = super().get_request()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._is_closing.wait(NO_ROOM_PAUSE_S)
+            raise
         if self._tls is not None:
             connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Tell whether there is a thread left for one more; who is refused is closed at once."""
+        with self._lock:
+            if len(self._since_s) >= CLIENTS_MAX:
+                return False
+            self._since_s[request] = self._now_s()
+        return True
+
+    def service_actions(self) -> None:
+        """End what takes too long; its thread finds that nothing more comes."""
+        with self._lock:
+            latest_s = self._now_s() - REQUEST_S_MAX
+            for request in [one for one, since_s in self._since_s.items() if since_s < latest_s]:
+                with suppress(OSError):  # the client has gone already
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)  # TLS's own would take the state from its thread
+
+    def close_request(self, request: Any) -> None:
+        """Close a connection, which makes room for another."""
+        with self._lock:
+            self._since_s.pop(request, None)
+            super().close_request(request)
+
+    def shutdown(self) -> None:
+        """Have ``serve_forever`` return."""
+        self._is_closing.set()
+        super().shutdown()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Pass over a client that went away or speaks something else."""
