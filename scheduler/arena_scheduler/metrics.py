@@ -19,7 +19,7 @@ from arena.domain.tenants import Guarantees
 from arena.engine.state import ClusterState, pool_of
 from arena.policies.capacity import Pool
 from arena_scheduler.cluster_view import place_of
-from arena_scheduler.tally import ENDS, Tally
+from arena_scheduler.tally import ENDS, LAUNCH_FAULTS, Tally
 from arena_scheduler.tenant_view import OTHERS, tenant_shares
 from arena_scheduler.turn import Part, Turn
 
@@ -146,9 +146,25 @@ def _of_jobs(seen: Observed) -> Iterator[Metric]:
 def _of_changes(seen: Observed) -> Iterator[Metric]:
     tally, jobs = seen.tally, seen.state.jobs.values()
     yield _counter(
-        "arena_job_restarts_total", "Attempts that failed and whose jobs went on, since the start.", tally.restart_count
+        "arena_job_restarts_total",
+        "Jobs that went on after a crash, a late start, a lost node or a plan out of memory, since the start; launches"
+        " that failed and ports that were taken are arena_launch_failures_total.",
+        tally.restart_count,
     )
-    yield _counter("arena_job_preemptions_total", "Jobs that were stopped for others.", tally.preemption_count)
+    failures = CounterMetricFamily(
+        "arena_launch_failures_total",
+        "Launches that failed since the start, each on each node where one did, by fault: node, which could start"
+        " nothing (`arena nodes` says which), port, which was taken, config, which the job wants and is not there.",
+        labels=("fault",),
+    )
+    for fault in LAUNCH_FAULTS:
+        failures.add_metric((fault,), tally.launch_failure_count_by_fault[fault])
+    yield failures
+    yield _counter(
+        "arena_job_preemptions_total",
+        "Jobs that lost their GPUs since the start: to others, or as a node was drained or taken away.",
+        tally.preemption_count,
+    )
     yield _counter(
         "arena_job_reconfigurations_total", "Running jobs given other GPUs or plans.", tally.reconfiguration_count
     )

@@ -6,18 +6,21 @@ The state tells how things are; what came and went between two looks at it is on
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from arena.domain.cluster import NodeState
-from arena.domain.launch import NodeId
-from arena.domain.records import JobRecord, JobState, NodeRecord
+from arena.domain.launch import AttemptId, NodeId
+from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, NodeEnd, NodeRecord
+from arena.engine.attempts import NOT_THE_NODES_FAULT
 from arena.engine.ports import Step
 from arena.engine.state import ClusterState
 
 _Number = TypeVar("_Number", int, float)
 
+LAUNCH_FAULTS = ("node", "port", "config")
+"""Why a launch failed on a node: it could start nothing, the port was taken, what the job wants cannot be started."""
 ENDS = tuple(state for state in JobState if state.is_terminal)
 
 
@@ -27,7 +30,8 @@ class Tally:
 
     Args:
         ended_count_by_state: Jobs that ended, by how.
-        restart_count: Attempts that failed and whose jobs went on.
+        restart_count: Attempts that failed once their processes were up, or were up too late, and whose jobs went on.
+        launch_failure_count_by_fault: Launches that failed, each on each node that it failed on.
         preemption_count: Stops of jobs whose GPUs went to others, or whose node goes.
         reconfiguration_count: Changes of the GPUs or the plan of a running job.
         gpu_seconds: GPU time of the attempts that ended, each counted at its end.
@@ -37,6 +41,7 @@ class Tally:
     submitted_count: int = 0
     ended_count_by_state: Mapping[JobState, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
     restart_count: int = 0
+    launch_failure_count_by_fault: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LAUNCH_FAULTS, 0))
     preemption_count: int = 0
     reconfiguration_count: int = 0
     gpu_seconds: float = 0.0
@@ -50,15 +55,19 @@ class Tally:
         """
         jobs = {job.job_id: job for step in steps for job in step.jobs}
         nodes = {node.node_id: node for step in steps for node in step.nodes}
-        if not jobs and not nodes:
+        attempts = {attempt.attempt_id: attempt for step in steps for attempt in step.attempts}
+        if not jobs and not nodes and not attempts:
             return self
         pairs = [(before.jobs.get(job_id), job) for job_id, job in jobs.items()]
         ended = Counter(self.ended_count_by_state)
         ended.update(job.state for _, job in pairs if job.state.is_terminal)
+        failures = Counter(self.launch_failure_count_by_fault)
+        failures.update(fault for end in _new_ends(before.attempts, attempts) if (fault := _launch_fault(end)))
         return Tally(
             submitted_count=self.submitted_count + sum(old is None for old, _ in pairs),
             ended_count_by_state=ended,
             restart_count=self.restart_count + _gain(pairs, lambda job: job.restart_count),
+            launch_failure_count_by_fault=failures,
             preemption_count=self.preemption_count + _gain(pairs, lambda job: job.preemption_count),
             reconfiguration_count=self.reconfiguration_count + _gain(pairs, lambda job: job.reconfiguration_count),
             gpu_seconds=self.gpu_seconds + _gain(pairs, lambda job: job.gpu_seconds),
@@ -70,6 +79,23 @@ def _gain(pairs: Sequence[tuple[JobRecord | None, JobRecord]], value_of: Callabl
     """Return by how much a value of the jobs' records has grown in all."""
     # Job by job: a difference of sums could be below zero by a rounding, and a counter that falls reads as a restart.
     return sum(value_of(job) - (value_of(old) if old is not None else 0) for old, job in pairs)
+
+
+def _new_ends(
+    before: Mapping[AttemptId, AttemptRecord], attempts: Mapping[AttemptId, AttemptRecord]
+) -> Iterator[NodeEnd]:
+    for attempt_id, attempt in attempts.items():
+        old = before.get(attempt_id)
+        yield from attempt.ends[len(old.ends) if old is not None else 0 :]  # they are only ever added to
+
+
+def _launch_fault(end: NodeEnd) -> str | None:
+    """Return why a launch failed on a node, None where it did not fail there."""
+    if end.error_code == "port":  # noticed by the agent, or only by a rank
+        return "port"
+    if end.kind is not EndKind.LAUNCH_FAILED:
+        return None
+    return "config" if end.error_code in NOT_THE_NODES_FAULT else "node"
 
 
 def _lost_count(before: Mapping[NodeId, NodeRecord], nodes: Mapping[NodeId, NodeRecord]) -> int:

@@ -18,12 +18,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from arena.domain.cluster import Device, NodeState
-from arena.domain.events import JobSubmitted, NodeDisconnected, NodeRegistered
+from arena.domain.events import AttemptEnded, Event, GridBuilt, JobSubmitted, NodeDisconnected, NodeRegistered
 from arena.domain.job import JobId
 from arena.domain.launch import AttemptId, DeviceId, NodeId
-from arena.domain.records import JobState, NodeRecord
+from arena.domain.records import EndKind, JobState, NodeEnd, NodeRecord
 from arena.domain.tenants import Guarantee
 from arena.engine.config import EngineConfig
+from arena.engine.engine import Engine
 from arena.engine.ports import Step
 from arena.engine.state import ClusterState
 from arena.policies.registry import make_policy
@@ -229,6 +230,53 @@ def test_what_happens_is_counted_once(policy: str) -> None:
     assert tally.lost_node_count == 1
     at_once = Tally().after(before, [step for _, step in pairs])
     assert at_once == replace(tally, gpu_seconds=pytest.approx(tally.gpu_seconds))
+
+
+def _steps_of_an_end(kind: EndKind, error_code: str) -> list[tuple[ClusterState, Step]]:
+    """A job is launched on two nodes; on one it ends so, on the other it is stopped for it."""
+    engine, steps, spec = (
+        Engine(make_policy("fcfs"), EngineConfig(shape_settle_s=0.0)),
+        [],
+        train_spec("a", gpus={"min": 4, "max": 4}),
+    )
+
+    def handle(event: Event, now_s: float) -> None:
+        before = engine.state
+        steps.append((before, engine.handle(event, now_s)))
+
+    for name in ("n1", "n2"):
+        handle(NodeRegistered(info=node_info(name, gpus=2)), 0.0)
+    handle(JobSubmitted(job_id=JobId("a"), spec=spec, user="ann", request_id="a"), 1.0)
+    grid = PowerLawGrids().grid(spec, engine.state.shape)
+    handle(GridBuilt(job_id=JobId("a"), shape=engine.state.shape, grid=grid), 2.0)
+    (attempt,) = engine.state.attempts.values()
+    for name, how, code in (("n1", kind, error_code), ("n2", EndKind.KILLED, "")):
+        end = NodeEnd(node_id=NodeId(name), kind=how, error_code=code)
+        handle(AttemptEnded(node_id=NodeId(name), attempt_id=attempt.attempt_id, end=end), 3.0)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("kind", "error_code", "fault", "restarts"),
+    [
+        (EndKind.LAUNCH_FAILED, "", "node", 0),
+        (EndKind.LAUNCH_FAILED, "port", "port", 0),
+        (EndKind.FAILED, "port", "port", 0),
+        (EndKind.LAUNCH_FAILED, "config", "config", 0),
+        (EndKind.FAILED, "crash", None, 1),
+    ],
+)
+def test_a_launch_that_fails_is_counted_by_its_fault_and_is_no_restart(
+    kind: EndKind, error_code: str, fault: str | None, restarts: int
+) -> None:
+    pairs = _steps_of_an_end(kind, error_code)
+    tally = Tally()
+    for before, step in pairs:
+        tally = tally.after(before, [step])
+    assert tally == Tally().after(pairs[0][0], [step for _, step in pairs]), "batches of any size count the same"
+    told = values(seen(ClusterState(), tally=tally), "arena_launch_failures_total", "fault")
+    assert told == {(one,): float(one == fault) for one in ("node", "port", "config")}
+    assert values(seen(ClusterState(), tally=tally), "arena_job_restarts_total") == {(): restarts}
 
 
 def answered(path: str, **fields: Any) -> str:
