@@ -370,7 +370,7 @@ def _observer(parts: _Parts) -> Callable[[], Observed]:
     from arena_scheduler import metrics, metrics_server  # noqa: PLC0415 - as above
 
     driver, view = parts.driver, parts.view
-    decided_before = driver.durable_state.decision_index
+    decided_before, dropped_before = driver.durable_state.decision_index, driver.dropped.job_count
 
     def observe() -> Observed:
         state = driver.durable_state
@@ -389,7 +389,7 @@ def _observer(parts: _Parts) -> Callable[[], Observed]:
             event_count=parts.inbox.waiting_count,
             session_count=len(parts.sessions),
             is_read_only=driver.read_only_cause is not None,
-            dropped_job_count=driver.dropped.job_count,
+            dropped_job_count=driver.dropped.job_count - dropped_before,
             file_bytes=metrics_server.sizes_of(parts.config.db),
         )
 

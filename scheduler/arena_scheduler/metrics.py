@@ -14,6 +14,7 @@ from typing import TypeVar
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from arena.domain.cluster import NodeState
+from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.domain.tenants import Guarantees
 from arena.engine.state import ClusterState, pool_of
@@ -47,7 +48,7 @@ class Observed:
         decision_time_s: How long the latest took.
         turn: What the loop is at, and for how long.
         event_count: Events that wait for the engine.
-        dropped_job_count: Jobs that are not kept any more.
+        dropped_job_count: Jobs that are not kept any more, of those that were when the process started or came later.
         file_bytes: Sizes of the store's files, by what each is.
     """
 
@@ -131,16 +132,28 @@ def _of_jobs(seen: Observed) -> Iterator[Metric]:
     yield ended
     yield _gauge(
         "arena_queued_jobs",
-        "Queued jobs that the policy may give GPUs: not being planned, nor waiting out a failure.",
+        "Queued jobs that the policy is asked about: not being planned, nor waiting out a failure.",
         len(seen.state.queue),
     )
-    since_s = min((job.changed_at_s for job in jobs if job.state is JobState.QUEUED), default=seen.now_s)
+    fitting = [job_id for job_id in seen.state.queue if _fits_somewhere(seen.state, job_id)]
+    yield _gauge(
+        "arena_infeasible_jobs",
+        "Of arena_queued_jobs, those that no GPUs that there are can run: they wait for other nodes.",
+        len(seen.state.queue) - len(fitting),
+    )
+    since_s = min((seen.state.jobs[job_id].changed_at_s for job_id in fitting), default=seen.now_s)
     yield _gauge(
         "arena_queue_age_seconds",
-        "Since the job that is queued for longest was queued (submitted, released or stopped).",
+        "Since the oldest of arena_queued_jobs without arena_infeasible_jobs was queued (submitted, released or"
+        " stopped); 0 where there is none.",
         max(seen.now_s - since_s, 0.0),
     )
     yield from _of_changes(seen)
+
+
+def _fits_somewhere(state: ClusterState, job_id: JobId) -> bool:
+    grid = state.grids.get(job_id)
+    return grid is not None and bool(grid.cells or grid.mixed)
 
 
 def _of_changes(seen: Observed) -> Iterator[Metric]:
@@ -256,7 +269,8 @@ def _project(name: str, tenants: Guarantees) -> str:
 
 
 def _of_store(seen: Observed) -> Iterator[Metric]:
-    yield _counter("arena_history_dropped_jobs_total", "Jobs that are not kept any more, ever.", seen.dropped_job_count)
+    told = "Jobs that were dropped since the start, as they had ended long ago."
+    yield _counter("arena_history_dropped_jobs_total", told, seen.dropped_job_count)
     sizes = {(name,): size for name, size in sorted(seen.file_bytes.items())}
     yield _gauges("arena_database_size_bytes", "The database, and its log (-wal).", ("file",), sizes)
 

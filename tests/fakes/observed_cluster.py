@@ -16,7 +16,7 @@ from arena.domain.tenants import Guarantee
 from arena.engine.queue import JobQueue
 from arena.engine.state import ClusterState
 from arena_scheduler.metrics import Observed
-from tests.builders import device_id, job_record, node_info, train_spec
+from tests.builders import cell, device_id, grid_of, job_record, node_info, train_spec
 from tests.fakes.cluster_of_views import NOW_S, attempt
 
 LIVE = [state for state in JobState if not state.is_terminal]
@@ -54,6 +54,7 @@ def a_state(job_count: int, node_count: int, *, seed: int = 1, zones: int = 3) -
             holders.update(dict.fromkeys(held.allocation.device_ids, held.attempt_id))
             reserved[device_id(f"n{index}", 2)] = JobId(name)
         jobs[job.job_id] = job
+    grid = grid_of(cell("t4", (1,), 1.0))
     queued = sorted(job.queue_key for job in jobs.values() if job.state is JobState.QUEUED)
     return ClusterState(
         jobs=Map(jobs),
@@ -62,6 +63,7 @@ def a_state(job_count: int, node_count: int, *, seed: int = 1, zones: int = 3) -
         holders=Map(holders),
         reserved=Map(reserved),
         queue=JobQueue(queued),
+        grids=Map({job_id: grid for _, _, job_id in queued}),
         decided_at_s=NOW_S - 2.5,
     )
 

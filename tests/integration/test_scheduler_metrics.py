@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -35,7 +36,7 @@ from arena.rpc.v1 import common_pb2
 from arena.rpc.version import software_version
 from arena_scheduler import loop, metrics_server
 from arena_scheduler.app import start
-from arena_scheduler.reading import DroppedBatch
+from arena_scheduler.reading import Dropped, DroppedBatch
 from tests.builders import command_spec, node_info
 from tests.fakes.agent_session import AgentSession
 from tests.fakes.memory_store import MemoryStore
@@ -140,6 +141,27 @@ async def test_after_a_restart_what_happened_is_counted_anew_and_what_is_known_i
     assert after["arena_ended_jobs", "cancelled"] == 1
     assert after["arena_jobs_ended_total", "cancelled"] == after["arena_jobs_submitted_total",] == 0
     assert after["arena_decisions_total",] <= 1
+
+
+async def test_jobs_that_were_dropped_are_counted_since_the_start_as_all_else_is(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store._dropped = Dropped(identity=store.identity, job_count=5)
+    async with cluster_of(quick_config(tmp_path, metrics_port=0), store=store) as cluster:
+        url, driver = cluster.running.metrics_url, cluster.running.driver
+        assert (await scraped(url))["arena_history_dropped_jobs_total",] == 0
+        driver.dropped = replace(driver.dropped, job_count=7)
+        assert (await scraped(url))["arena_history_dropped_jobs_total",] == 2
+
+
+async def test_a_job_that_is_parked_for_other_nodes_makes_the_queue_no_older(tmp_path: Path) -> None:
+    async with cluster_of(quick_config(tmp_path, metrics_port=0)) as cluster:
+        await (await cluster.agent(node_info("n1"))).next_of("verdict")
+        await eventually(lambda: cluster.running.driver.durable_state.shape.gpu_count, "the shape has settled")
+        await cluster.client().submit(command_spec("a", count=64), allow_infeasible=True)
+        await eventually(lambda: cluster.running.driver.durable_state.queue, "it can be decided about")
+        samples = await scraped(cluster.running.metrics_url)
+        assert (samples["arena_queued_jobs",], samples["arena_infeasible_jobs",]) == (1, 1)
+        assert samples["arena_queue_age_seconds",] == 0
 
 
 @pytest.fixture

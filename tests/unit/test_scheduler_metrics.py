@@ -26,6 +26,7 @@ from arena.domain.tenants import Guarantee
 from arena.engine.config import EngineConfig
 from arena.engine.engine import Engine
 from arena.engine.ports import Step
+from arena.engine.queue import JobQueue
 from arena.engine.state import ClusterState
 from arena.policies.registry import make_policy
 from arena.sim.run import Simulation
@@ -40,7 +41,7 @@ from arena_scheduler.metrics_server import (
 )
 from arena_scheduler.tally import Tally
 from arena_scheduler.turn import Part, Turn, TurnWatch
-from tests.builders import device_id, job_record, node_info, train_spec
+from tests.builders import cell, device_id, grid_of, job_record, node_info, train_spec
 from tests.fakes.cluster_of_views import NOW_S
 from tests.fakes.grids import PowerLawGrids
 from tests.fakes.observed_cluster import LIVE, a_state, seen
@@ -131,13 +132,26 @@ def test_a_device_that_is_kept_for_a_job_is_reserved_until_somebody_has_it() -> 
     }
 
 
-def test_the_age_of_the_queue_is_that_of_who_is_queued_for_longest() -> None:
+def test_the_age_of_the_queue_is_that_of_who_is_queued_for_longest_and_could_be_served() -> None:
+    some, none = grid_of(cell("t4", (1,), 1.0)), grid_of()
+    mixed = replace(none, mixed=some.cells)
     queued = [
-        job_record(name, state=JobState.QUEUED, changed_at_s=NOW_S - age_s) for name, age_s in (("a", 5), ("b", 40))
+        (job_record(name, state=JobState.QUEUED, changed_at_s=NOW_S - age_s), grid)
+        for name, age_s, grid in (("a", 5, some), ("b", 30, some), ("c", 40, mixed), ("parked", 9000, none))
     ]
-    others = [job_record("c", state=JobState.HELD, changed_at_s=NOW_S - 90)]
-    state = ClusterState(jobs=Map({job.job_id: job for job in (*queued, *others)}))
+    others = [
+        job_record("held", state=JobState.HELD, changed_at_s=NOW_S - 9000),
+        job_record("backed-off", state=JobState.QUEUED, changed_at_s=NOW_S - 9000, not_before_s=NOW_S + 90),
+        job_record("unplanned", state=JobState.QUEUED, changed_at_s=NOW_S - 9000),
+    ]
+    state = ClusterState(
+        jobs=Map({job.job_id: job for job in (*(job for job, _ in queued), *others)}),
+        queue=JobQueue(sorted(job.queue_key for job, _ in queued)),
+        grids=Map({job.job_id: grid for job, grid in queued}).set(JobId("backed-off"), some),
+    )
     assert values(seen(state), "arena_queue_age_seconds") == {(): 40.0}
+    assert values(seen(state), "arena_queued_jobs") == {(): 4}
+    assert values(seen(state), "arena_infeasible_jobs") == {(): 1}
     assert values(seen(ClusterState()), "arena_queue_age_seconds") == {(): 0.0}
     assert values(seen(ClusterState()), "arena_decision_age_seconds") == {}
     assert values(seen(a_state(1, 1)), "arena_decision_age_seconds") == {(): 2.5}
