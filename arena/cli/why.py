@@ -14,6 +14,7 @@ from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
 from arena.cli.reason_texts import said_of
 from arena.domain.reason import Reason, ReasonCode, rough_text
+from arena.domain.records import JobState
 
 _OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
 _NOTES = {ReasonCode.KEPT: "has it", ReasonCode.OUTBID: "others pay more", ReasonCode.TIED: "too close to call"}
@@ -42,6 +43,8 @@ def why(app: App, job_id: str) -> None:
         return
     said = found.error or found.result
     app.out.sentence(f"{quoted(found.job_id)} is {found.state.value}{f': {escaped(said)}' if said else ''}")
+    if found.state is JobState.FAILED:
+        app.out.sentence(f"  `arena job {quoted(found.job_id)}` has the last lines of what it wrote", hanging=4)
     if found.state.is_terminal:
         return
     told = said_of(found, detail.explanation)

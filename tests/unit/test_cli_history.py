@@ -102,6 +102,13 @@ def test_a_failed_job_that_has_written_nothing_says_why_it_failed(arena: Arena, 
     assert done.err == f"its processes have written nothing; it failed: {error}\n"
 
 
+def test_why_a_job_failed_is_told_with_where_its_last_words_are(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("done-2", state=JobState.FAILED, error="rank 0 exited with code 1"))
+    assert arena("why", "done-2").out == (
+        "done-2 is failed: rank 0 exited with code 1\n  `arena job done-2` has the last lines of what it wrote\n"
+    )
+
+
 def test_waiting_ends_with_the_job(arena: Arena, fake: FakeScheduler) -> None:
     fake.add_job(job_record("done-1", state=JobState.SUCCEEDED, result="model in /out"))
     fake.add_job(job_record("done-2", state=JobState.FAILED, error="rank 0 exited with code 1"))
