@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
+from arena.cli import words
 from arena.cli.app import App, command
-from arena.cli.find import find_job_id
+from arena.cli.find import find_job, find_job_id
 from arena.cli.numbers import FiniteRange
-from arena.cli.quoting import quoted
+from arena.domain.records import JobState
 from arena.errors import UserError
 from arena.rpc.views import JobView
+
+if TYPE_CHECKING:
+    from arena.client import ArenaClient
+
+_FOUND_MAX = 20
+"""Jobs that are each looked for; more are ids as they are: one call for a thousand of them."""
+_LIVE = tuple(state for state in JobState if not state.is_terminal)
 
 
 @command(short_help="Cancel jobs.")
@@ -25,18 +35,25 @@ def cancel(app: App, job_ids: tuple[str, ...], all_mine: bool, yes: bool) -> Non
     if all_mine and not yes and sys.stdin.isatty():
         click.confirm("Cancel all of your jobs?", abort=True)
     with app.client() as client:
-        # Ids are taken as they are where all exist: one call for a thousand jobs.
-        found = [find_job_id(client, job_id) for job_id in job_ids] if len(job_ids) <= 20 else list(job_ids)
+        name_by_id = _name_by_id(client, job_ids)
+        found = list(name_by_id) if 0 < len(job_ids) <= _FOUND_MAX else job_ids
         answer = client.cancel(found, all_mine=all_mine)
     if app.out.json_mode:
         app.out.document(cancelled=answer.cancelled, ended=answer.ended)
         return
     for job_id in answer.cancelled:
-        app.out.line(f"{quoted(job_id)} is being cancelled")
+        app.out.line(f"{words.named_text(job_id, name_by_id.get(job_id))} is being cancelled")
     for job_id in answer.ended:
-        app.out.line(f"{quoted(job_id)} was over already")
+        app.out.line(f"{words.named_text(job_id, name_by_id.get(job_id))} was over already")
     if not answer.cancelled and not answer.ended:
         app.out.line("nothing to cancel")
+
+
+def _name_by_id(client: ArenaClient, texts: Sequence[str]) -> dict[str, str]:
+    """Return the names of the jobs that texts stand for; of many, or of all, those of jobs that are not over."""
+    if 0 < len(texts) <= _FOUND_MAX:
+        return {job.job_id: job.name for job in (find_job(client, text).job for text in texts)}
+    return {job.job_id: job.name for job in client.jobs(states=_LIVE)}
 
 
 @command(short_help="Keep a job from running.")
@@ -72,4 +89,4 @@ def _tell(app: App, job: JobView) -> None:
     if app.out.json_mode:
         app.out.document(job=job)
     else:
-        app.out.line(f"{quoted(job.job_id)} is {job.state.value}, wished: {job.wish.value}")
+        app.out.line(f"{words.named(job)} is {job.state.value}, wished: {job.wish.value}")

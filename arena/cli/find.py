@@ -1,7 +1,8 @@
-"""Jobs found by what people type: an id, the beginning of one, or a name."""
+"""Jobs found by what people type: an id, a name, or the beginning of an id."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,13 +17,17 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 
 _SHOWN_MAX = 5
+_BEGINNING = re.compile(r"[^-]*-[0-9]")
+"""What a beginning of an id holds at least: all ids of a scheduler are alike up to there, so that less is a slip."""
 
 
 def find_job(client: ArenaClient, text: str, *, explain: bool = False, tell: Tell | None = None) -> JobDetail:
-    """Return the job with this id; or else the only one whose id begins so; or else the one of this name.
+    """Return the job with this id; or else the one of this name; or else the only one whose id begins so.
 
-    A name is often used again. Of several jobs of one name the only one that is not over is meant, and where all are
-    over the newest, unless something is to be done to it.
+    A beginning reaches at least to the first digit behind the dash of an id: what is shorter, or empty because a
+    script's variable was not set, would stand for some job of some user. A name is often used again: of several jobs of
+    one name the only one that is not over is meant, and where all are over the newest, unless something is to be done
+    to it.
 
     Args:
         explain: Whether the policy is asked about it as well.
@@ -36,9 +41,10 @@ def find_job(client: ArenaClient, text: str, *, explain: bool = False, tell: Tel
         return client.job(text, explain=explain)
     except NotFoundError as error:
         missing = error
-    found = _found(tuple(client.jobs()), text, takes_ended=tell is not None)
+    jobs = tuple(client.jobs())
+    found = _found(jobs, text, takes_ended=tell is not None)
     if found is None:
-        raise missing
+        raise _too_short(missing, jobs, text)
     if len(found.candidates) > 1:
         raise _ambiguous(text, found.candidates)
     job = found.candidates[0]
@@ -63,19 +69,32 @@ class _Found:
 
 def _found(jobs: tuple[JobView, ...], text: str, *, takes_ended: bool) -> _Found | None:
     """Return what a text may stand for among jobs, newest first; None where nothing."""
-    if by_prefix := tuple(job for job in jobs if text and job.job_id.startswith(text)):
-        return _Found(candidates=by_prefix)
     by_name = tuple(job for job in jobs if job.name == text)
+    if not by_name:
+        by_beginning = tuple(job for job in jobs if _BEGINNING.match(text) and job.job_id.startswith(text))
+        return _Found(candidates=by_beginning) if by_beginning else None
     alive = tuple(job for job in by_name if not job.state.is_terminal)
-    if len(alive) == 1 or (takes_ended and by_name and not alive):
+    if len(alive) == 1 or (takes_ended and not alive):
         meant = alive or by_name[:1]
         return _Found(candidates=meant, other_count=len(by_name) - 1)
-    return _Found(candidates=alive or by_name) if by_name else None
+    return _Found(candidates=alive or by_name)
 
 
 def find_job_id(client: ArenaClient, text: str, *, tell: Tell | None = None) -> str:
     """Return the id of the job that a text stands for (see ``find_job``)."""
     return find_job(client, text, tell=tell).job.job_id
+
+
+def _too_short(missing: NotFoundError, jobs: Sequence[JobView], text: str) -> NotFoundError:
+    """Return the error of a text that nothing has; where ids begin so, it says how much of one has to be given."""
+    if not text or not any(job.job_id.startswith(text) for job in jobs):
+        return missing
+    return NotFoundError(
+        missing.what,
+        why="the beginning of an id stands for a job only from the first digit behind its dash on",
+        fix="give more of the id, or the name; `arena jobs` lists both",
+        details=missing.details,
+    )
 
 
 def _ambiguous(text: str, found: Sequence[JobView]) -> UserError:

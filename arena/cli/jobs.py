@@ -73,8 +73,9 @@ def _row(job: JobView) -> tuple[str, ...]:
 def job(app: App, job_id: str) -> None:
     """Show one job: plan, placement, progress, attempts and why each change.
 
-    JOB is an id, the beginning of one, or a name. Of a failed attempt it shows the last lines of its output, unless its
-    error says what the job's user has to change; -v shows them always, and `arena logs` the whole output.
+    JOB is an id, a name, or the beginning of an id, at least to the digit behind its dash. Of a failed attempt it shows
+    the last lines of its output, unless its error says what the job's user has to change; -v shows them always, and
+    `arena logs` the whole output.
     """
     with app.client() as client:
         detail = find_job(client, job_id, explain=True, tell=app.note)

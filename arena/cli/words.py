@@ -19,6 +19,16 @@ _WITH_SPARE = 1.2
 """A budget that is advised, as a multiple of what a job is estimated to cost in all."""
 
 
+def named(job: JobView) -> str:
+    """Return a job's id with its name beside it."""
+    return named_text(job.job_id, job.name)
+
+
+def named_text(job_id: str, name: str | None) -> str:
+    """Return an id with the name beside it that a person gave; a name that is not known or the same is left out."""
+    return quoted(job_id) if name in (None, "", job_id) else f"{quoted(job_id)} ({quoted(name or '')})"
+
+
 def plan_text(plan: ParallelPlan | None, group: GpuGroup | None) -> str:
     """Return a plan's short form; a command job that runs has a group but a layout of its own."""
     if plan is not None:

@@ -28,9 +28,24 @@ def test_jobs_are_found_by_id_beginning_and_name(arena: Arena, fake: FakeSchedul
     fake.add_job(job_record("zz-11", train_spec("twin"), state=JobState.FAILED))
     assert arena("why", "zz-10", "--json").document["job_id"] == "zz-10"
     assert arena("why", "twin", "--json").document["job_id"] == "zz-10"
-    ambiguous = arena("why", "zz")
+    ambiguous = arena("why", "zz-1")
     assert ambiguous.code == 4
     assert "stands for 2 jobs: zz-11, zz-10" in ambiguous.err
+    for short in ("zz", "zz-", "z", ""):
+        done = arena("cancel", short)
+        assert done.code == 5
+        assert f"there is no job {short!r}" in done.err
+    assert "from the first digit behind its dash" in arena("why", "zz-").err
+    assert not fake.asked("CancelJobs")
+
+
+def test_a_name_is_no_beginning_of_anothers_id(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("pdd8-1", train_spec("precious")))
+    fake.add_job(job_record("pdd8-10", train_spec("pdd8-1x")))
+    fake.add_job(job_record("pdd8-2", train_spec("p")))
+    assert arena("cancel", "p").out == "pdd8-2 (p) is being cancelled\n"
+    assert arena("hold", "pdd8-1x").out.startswith("pdd8-10 (pdd8-1x) is queued")
+    assert arena("release", "pdd8-1").out.startswith("pdd8-1 (precious) is queued")
 
 
 def twins(fake: FakeScheduler, *states: JobState) -> None:
@@ -70,7 +85,7 @@ def test_only_a_job_that_is_not_over_is_meant_where_something_is_done_to_it(
     assert "stands for 2 jobs" in arena(verb, "often").err
     twins(fake, JobState.QUEUED, JobState.FAILED)
     done = arena(verb, "often")
-    assert (done.code, done.out.startswith("twin-0 is")) == (0, True), done.err
+    assert (done.code, done.out.startswith("twin-0 (often) is")) == (0, True), done.err
 
 
 def test_of_a_cancelled_job_it_is_said_who_cancelled_it(arena: Arena, fake: FakeScheduler) -> None:
@@ -223,17 +238,19 @@ def test_jobs_are_cancelled_in_one_call(arena: Arena, fake: FakeScheduler) -> No
     fake.add_job(job_record("done-1", state=JobState.SUCCEEDED))
     done = arena("cancel", "7k2-1", "big", "done-1")
     assert done.out.splitlines() == [
-        "7k2-1 is being cancelled",
-        "7k2-3 is being cancelled",
+        "7k2-1 (pretrain-a-model-with-a-name-of-forty-chars) is being cancelled",
+        "7k2-3 (big) is being cancelled",
         "done-1 was over already",
     ]
     assert len(fake.asked("CancelJobs")) == 1
+    assert "7k2-3 (big) is being cancelled\n" in arena("cancel", "--all").out
+    assert "7k2-3 (big) is being cancelled\n" in arena("cancel", *["7k2-3"] * 21).out
     assert arena("cancel", "--all", "--json").document["ended"] == ["done-1"]
     assert fake.asked("CancelJobs")[-1].all_mine
 
 
 def test_a_job_is_held_and_released(arena: Arena, fake: FakeScheduler) -> None:
-    assert arena("hold", "big").out == "7k2-3 is queued, wished: hold\n"
+    assert arena("hold", "big").out == "7k2-3 (big) is queued, wished: hold\n"
     assert fake.jobs["7k2-3"].wish is Wish.HOLD
     assert arena("release", "big", "--json").document["job"]["wish"] == "run"
 
