@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -167,3 +169,62 @@ def test_a_node_that_never_was_there_has_no_events_that_one_could_wait_for(arena
     assert arena("events", "--node", "n1").code == 0
     fake.append(HistoryEntry(index=1, at_s=0.0, kind=EntryKind.NODE_STATE, message="lost", node_id="gone"))
     assert "lost" in arena("events", "--node", "gone").out, "the scheduler may have forgotten it"
+
+
+def happened(index: int, kind: EntryKind, message: str = "", **fields: Any) -> HistoryEntry:
+    return HistoryEntry(index=index, at_s=0.0, kind=kind, message=message, **fields)
+
+
+def ended(index: int, job_id: str) -> HistoryEntry:
+    """A job's end, as the engine records it."""
+    return happened(index, EntryKind.JOB_STATE, job_id=job_id, data={"before": "running", "after": "succeeded"})
+
+
+def indices(out: str) -> list[int]:
+    return [json.loads(line)["index"] for line in out.splitlines()]
+
+
+def test_who_follows_a_job_that_is_over_sees_it_to_its_end_and_no_further(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("done-1", state=JobState.SUCCEEDED))
+    fake.append(happened(1, EntryKind.JOB_SUBMITTED, job_id="done-1"))
+    fake.append(ended(2, "done-1"))
+    fake.append(happened(3, EntryKind.CHECKPOINT_SAVED, job_id="done-1"))
+    for options in ([], ["--after", "3"], ["--kind", "job_evaluated"], ["--node", "n1"]):
+        assert arena("events", "-f", "done-1", *options).code == 0
+    assert indices(arena("events", "-f", "done-1", "--json").out) == [1, 2, 3]
+
+
+FILTERS = {
+    "none": ([], [1, 2, 3]),
+    "kind": (["--kind", "checkpoint_saved"], [3]),
+    "node": (["--node", "n1"], [3]),
+    "last": (["--last", "1"], [1, 2, 3]),
+}
+
+
+@pytest.mark.parametrize(("options", "shown"), FILTERS.values(), ids=FILTERS)
+def test_following_a_job_ends_once_it_is_over_and_all_of_it_is_shown(
+    arena: Arena, fake: FakeScheduler, options: list[str], shown: list[int]
+) -> None:
+    """Whatever is left out: its end is noticed also where it is not to be shown."""
+    fake.append(happened(1, EntryKind.ATTEMPT_READY, job_id="7k2-1"))
+
+    def end_it() -> None:
+        while not any(request.follow for request in fake.asked("StreamEvents")):
+            threading.Event().wait(0.01)
+        fake.add_job(replace(fake.jobs["7k2-1"], state=JobState.SUCCEEDED))
+        fake.append(ended(2, "7k2-1"))
+        fake.append(happened(3, EntryKind.CHECKPOINT_SAVED, job_id="7k2-1", node_id="n1"))
+
+    threading.Thread(target=end_it, daemon=True).start()
+    done = arena("events", "-f", "7k2-1", *options, "--json")
+    assert (done.code, indices(done.out)) == (0, shown)
+
+
+def test_only_the_last_entries_are_shown_where_so_many_are_asked_for(arena: Arena, fake: FakeScheduler) -> None:
+    for index, job_id in enumerate(("7k2-1", "7k2-2", "7k2-1", "7k2-2"), start=1):
+        fake.append(happened(index, EntryKind.JOB_EVALUATED, job_id=job_id))
+    assert indices(arena("events", "--last", "2", "--json").out) == [3, 4]
+    assert indices(arena("events", "7k2-1", "--last", "1", "--json").out) == [3]
+    assert indices(arena("events", "--last", "9", "--after", "1", "--json").out) == [2, 3, 4]
+    assert arena("events", "--last", "0").code == 2
