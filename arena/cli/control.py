@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +15,9 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.find import find_job, find_job_id
 from arena.cli.numbers import FiniteRange
-from arena.domain.records import JobState
-from arena.errors import UserError
+from arena.cli.output import print_error
+from arena.domain.records import JobState, Wish
+from arena.errors import ArenaError, UnavailableError, UserError
 from arena.rpc.views import JobView
 
 if TYPE_CHECKING:
@@ -56,37 +60,93 @@ def _name_by_id(client: ArenaClient, texts: Sequence[str]) -> dict[str, str]:
     return {job.job_id: job.name for job in client.jobs(states=_LIVE)}
 
 
-@command(short_help="Keep a job from running.")
-@click.argument("job_id", metavar="JOB")
-def hold(app: App, job_id: str) -> None:
-    """Keep a job from running until it is released; a running one is stopped with its state saved."""
+@command(short_help="Keep jobs from running.")
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+def hold(app: App, job_ids: tuple[str, ...]) -> None:
+    """Keep jobs from running until they are released; a running one is stopped with its state saved."""
     with app.client() as client:
-        _tell(app, client.hold(find_job_id(client, job_id)))
+        found = [find_job_id(client, job_id) for job_id in job_ids]
+        done = _each(app, found, client.hold)
+        _tell(app, done.jobs, len(job_ids))
+    done.raise_failure()
 
 
-@command(short_help="Let a held job run.")
-@click.argument("job_id", metavar="JOB")
+@command(short_help="Let held jobs run.")
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
 @click.option(
     "--budget",
     "budget_usd",
     type=FiniteRange(0.0, min_open=True),
     metavar="USD",
-    help="Most that it may cost from now on, with what it has cost.",
+    help="Most that each may cost from now on, with what it has cost.",
 )
-def release(app: App, job_id: str, budget_usd: float | None) -> None:
-    """Let a held job run again: it goes on where it was saved.
+def release(app: App, job_ids: tuple[str, ...], budget_usd: float | None) -> None:
+    """Let held jobs run again: they go on where they were saved.
 
     One that is held because its budget is used up needs a larger one: give --budget. So may any job be given another.
     """
     with app.client() as client:
-        job = client.release(find_job_id(client, job_id), budget_usd=budget_usd)
-    _tell(app, job)
-    if budget_usd is not None and job.budget_usd != budget_usd:
+        before = [find_job(client, job_id).job for job_id in job_ids]
+        done = _each(app, [job.job_id for job in before], partial(client.release, budget_usd=budget_usd))
+    free = {job.job_id for job in before if job.wish is not Wish.HOLD and job.state is not JobState.HELD}
+    _tell(app, done.jobs, len(job_ids), free=free, budget_usd=budget_usd)
+    if budget_usd is not None and any(job.budget_usd != budget_usd for job in done.jobs):
         click.echo("warning: this scheduler is older and knows no --budget: the job's is what it was", err=True)
+    done.raise_failure()
 
 
-def _tell(app: App, job: JobView) -> None:
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Jobs to which something was done, and what went wrong first."""
+
+    jobs: tuple[JobView, ...]
+    failure: ArenaError | None
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, once what was done has been told."""
+        if self.failure is not None:
+            raise self.failure
+
+
+def _each(app: App, job_ids: Sequence[str], act: Callable[[str], JobView]) -> _Done:
+    """Do something to each of several jobs: where one refuses, the others are not left out."""
+    jobs, failures = list[JobView](), list[ArenaError]()
+    for job_id in job_ids:
+        try:
+            jobs.append(act(job_id))
+        except ArenaError as error:
+            failures.append(error)
+            if isinstance(error, UnavailableError):  # nobody is there for the others either
+                break
+    for failure in failures[1:]:
+        print_error(failure, json_mode=app.out.json_mode)
+    return _Done(tuple(jobs), failures[0] if failures else None)
+
+
+def _tell(
+    app: App,
+    jobs: Sequence[JobView],
+    asked_count: int,
+    *,
+    free: AbstractSet[str] = frozenset(),
+    budget_usd: float | None = None,
+) -> None:
+    """Tell what became of jobs.
+
+    Args:
+        asked_count: How many were named; a document about one holds it as ``job`` too, whoever reads it.
+        free: Ids of those that were to be released and had not been held.
+        budget_usd: What they were given.
+    """
     if app.out.json_mode:
-        app.out.document(job=job)
-    else:
-        app.out.line(f"{words.named(job)} is {job.state.value}, wished: {job.wish.value}")
+        fields = {"job": jobs[0]} if asked_count == 1 and jobs else {}
+        if jobs:
+            app.out.document(**fields, jobs=jobs, not_held=[job.job_id for job in jobs if job.job_id in free])
+        return
+    for job in jobs:
+        if job.job_id not in free:
+            app.out.line(f"{words.named(job)} is {job.state.value}, wished: {job.wish.value}")
+            continue
+        is_given = budget_usd is not None and job.budget_usd == budget_usd
+        given = f", its budget is {budget_usd:g} USD now" if is_given else ""
+        app.out.line(f"{words.named(job)} was not held: it is {job.state.value}{given}")

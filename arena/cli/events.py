@@ -82,10 +82,10 @@ class _Asked:
         for entry in past if last is None else deque(past, maxlen=last):
             after_index = entry.index
             yield entry
-        if follow and self.job_id is None:
-            yield from self._read(after_index, follow=True)
-        elif follow:
+        if follow and self.job_id is not None:
             yield from self._until_job_ends(self.job_id, after_index)
+        elif follow:
+            yield from self._read(after_index, follow=True)
 
     def _read(self, after_index: int, *, follow: bool = False) -> Iterator[HistoryEntry]:
         return self.client.stream_events(

@@ -11,7 +11,15 @@ from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import JobState, Wish
-from arena.errors import ArenaError, InfeasibleError, InternalError, PermissionDeniedError, ResourceExhaustedError
+from arena.errors import (
+    ArenaError,
+    IllegalTransitionError,
+    InfeasibleError,
+    InternalError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UserError,
+)
 from arena.rpc.views import DecidedJob, DecisionView
 from tests.builders import job_record, train_spec
 from tests.fakes import cluster_of_views as canned
@@ -45,7 +53,7 @@ def test_a_name_is_no_beginning_of_anothers_id(arena: Arena, fake: FakeScheduler
     fake.add_job(job_record("pdd8-2", train_spec("p")))
     assert arena("cancel", "p").out == "pdd8-2 (p) is being cancelled\n"
     assert arena("hold", "pdd8-1x").out.startswith("pdd8-10 (pdd8-1x) is queued")
-    assert arena("release", "pdd8-1").out.startswith("pdd8-1 (precious) is queued")
+    assert arena("release", "pdd8-1").out.startswith("pdd8-1 (precious) was not held")
 
 
 def twins(fake: FakeScheduler, *states: JobState) -> None:
@@ -85,7 +93,7 @@ def test_only_a_job_that_is_not_over_is_meant_where_something_is_done_to_it(
     assert "stands for 2 jobs" in arena(verb, "often").err
     twins(fake, JobState.QUEUED, JobState.FAILED)
     done = arena(verb, "often")
-    assert (done.code, done.out.startswith("twin-0 (often) is")) == (0, True), done.err
+    assert (done.code, done.out.startswith("twin-0 (often) ")) == (0, True), done.err
 
 
 def test_of_a_cancelled_job_it_is_said_who_cancelled_it(arena: Arena, fake: FakeScheduler) -> None:
@@ -253,6 +261,49 @@ def test_a_job_is_held_and_released(arena: Arena, fake: FakeScheduler) -> None:
     assert arena("hold", "big").out == "7k2-3 (big) is queued, wished: hold\n"
     assert fake.jobs["7k2-3"].wish is Wish.HOLD
     assert arena("release", "big", "--json").document["job"]["wish"] == "run"
+
+
+def test_several_jobs_are_held_and_released_alike(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("w-1", train_spec("first")))
+    fake.add_job(job_record("w-2", train_spec("second")))
+    held = arena("hold", "first", "w-2")
+    assert held.out == "w-1 (first) is queued, wished: hold\nw-2 (second) is queued, wished: hold\n"
+    document = arena("release", "w-1", "second", "--json").document
+    assert [(job["job_id"], job["wish"]) for job in document["jobs"]] == [("w-1", "run"), ("w-2", "run")]
+    assert "job" not in document
+    assert arena("hold", "w-1", "--json").document["job"]["job_id"] == "w-1"
+
+
+def test_where_one_of_several_is_not_known_nothing_is_done_to_any(arena: Arena, fake: FakeScheduler) -> None:
+    for verb in ("hold", "release", "cancel"):
+        done = arena(verb, "big", "nope")
+        assert (done.code, done.out) == (5, "")
+    assert not [name for name, _, _ in fake.requests if name in {"HoldJob", "ReleaseJob", "CancelJobs"}]
+
+
+def test_what_cannot_be_done_to_one_of_several_is_told_and_done_to_the_others(
+    arena: Arena, fake: FakeScheduler
+) -> None:
+    for number in range(3):
+        fake.add_job(job_record(f"w-{number}"))
+    fake.failures["HoldJob"] = [IllegalTransitionError("job w-0 cannot be held"), UserError("not w-1 either")]
+    done = arena("hold", "w-0", "w-1", "w-2")
+    assert (done.code, done.out) == (4, "w-2 is queued, wished: hold\n")
+    assert sorted(done.err.splitlines()) == ["error: job w-0 cannot be held", "error: not w-1 either"]
+
+
+def test_a_job_that_was_not_held_is_said_not_to_have_been(arena: Arena, fake: FakeScheduler) -> None:
+    fake.add_job(job_record("w-1", train_spec("free")))
+    fake.add_job(job_record("w-2", train_spec("parked"), state=JobState.HELD, wish=Wish.HOLD))
+    done = arena("release", "free", "parked")
+    assert done.err == ""
+    assert done.out.splitlines() == [
+        "w-1 (free) was not held: it is queued",
+        "w-2 (parked) is held, wished: run",
+    ]
+    again = arena("release", "w-1", "--budget", "2.5")
+    assert again.out == "w-1 (free) was not held: it is queued, its budget is 2.5 USD now\n"
+    assert arena("release", "w-1", "--json").document["not_held"] == ["w-1"]
 
 
 def test_a_node_is_drained_with_its_reason(arena: Arena, fake: FakeScheduler) -> None:
