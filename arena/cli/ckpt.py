@@ -17,7 +17,7 @@ from arena.cli.app import App, SectionedGroup, command, flags_of, shared_options
 from arena.cli.find import find_job
 from arena.cli.quoting import escaped, quoted
 from arena.cli.settings import Flags
-from arena.cli.whole_files import require_folder
+from arena.cli.whole_files import require_folder, require_new
 from arena.errors import NotFoundError, ResourceExhaustedError, UserError
 from arena.units import format_bytes
 
@@ -175,8 +175,9 @@ def _write_pruning(app: App, pruning: Pruning, dry_run: bool) -> None:
 
 @command(short_help="Write a checkpoint's model as a plain safetensors file.")
 @click.argument("path", metavar="PATH")
-@click.option("-o", "--output", required=True, metavar="FILE", help="The file; a description goes beside it.")
-def export(app: App, path: str, output: str) -> None:
+@click.option("-o", "--output", required=True, metavar="FILE", help="The file; a description (.json) goes beside it.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def export(app: App, path: str, output: str, force: bool) -> None:
     """Write a checkpoint's model as one safetensors file of whole tensors, as torch's modules have them.
 
     Of several checkpoints the one that a resume would take is written.
@@ -185,6 +186,10 @@ def export(app: App, path: str, output: str) -> None:
 
     checkpoint, target = _newest(_directory(app, path)), Path(output)
     require_folder(target)
+    is_inside = _is_checkpoint(target.parent.resolve())  # which is refused whatever is said
+    for file in () if is_inside else (target, description_path(target)):
+        with _disk_errors(file):
+            require_new(file, force=force, fix="name another file")
     with _disk_errors(target):
         export_to(checkpoint, target)
         size_bytes = target.stat().st_size
@@ -196,7 +201,8 @@ def export(app: App, path: str, output: str) -> None:
             size_bytes=size_bytes,
         )
     else:
-        app.out.line(f"{quoted(checkpoint.name)} -> {quoted(str(target))} ({format_bytes(size_bytes)})")
+        beside = f"and {quoted(str(description_path(target)))}"
+        app.out.line(f"{quoted(checkpoint.name)} -> {quoted(str(target))} ({format_bytes(size_bytes)}) {beside}")
 
 
 for _part in (list_, verify, prune, export):

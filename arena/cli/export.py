@@ -13,7 +13,7 @@ import click
 
 from arena.cli.app import App, command
 from arena.cli.quoting import quoted
-from arena.cli.whole_files import write_whole
+from arena.cli.whole_files import require_new, write_whole
 from arena.domain.records import JobState
 from arena.rpc.version import software_version
 from arena.units import format_count
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from arena_traces.formats.event_log import LogJob
 
 Advance = Callable[[int], None]
+_OTHER_OUT = "name another --out"
 
 
 @command(short_help="What the scheduler ran, as a trace for `arena replay`.")
 @click.option("-o", "--out", metavar="FILE", help="Write it there, whole or not at all; else to standard output.")
+@click.option("--force", is_flag=True, help="With --out: replace a file that is there.")
 @click.option("--user", help="Only jobs of this user.")
 @click.option("--project", help="Only jobs of this project.")
-def export(app: App, *, out: str | None, user: str | None, project: str | None) -> None:
+def export(app: App, *, out: str | None, force: bool, user: str | None, project: str | None) -> None:
     """Write every job with its specification, its attempts and its end, in Arena's own format (arena-log).
 
     \b
@@ -39,6 +41,8 @@ def export(app: App, *, out: str | None, user: str | None, project: str | None) 
     Jobs of others are left out, and counted, unless you are an admin. The environment of commands is left out: it may
     hold secrets. With --out, --json tells what was written; without, the log itself is JSON.
     """  # noqa: D301 - click wants the backspace itself
+    if out is not None:
+        require_new(Path(out), force=force, fix=_OTHER_OUT)
     with app.client() as client:
         export = _Export(client=client, user=user, project=project)
         with _progress(app, client, is_shown=out is not None or not app.out.is_terminal) as advance:
@@ -47,7 +51,7 @@ def export(app: App, *, out: str | None, user: str | None, project: str | None) 
                 for line in lines:
                     app.out.raw(line)
             else:
-                write_whole(Path(out), (line.encode() for line in lines), fix="name another --out")
+                write_whole(Path(out), (line.encode() for line in lines), fix=_OTHER_OUT)
     _tell(app, export, out)
 
 

@@ -152,6 +152,7 @@ if TYPE_CHECKING:
 @click.option("--drop-unplaceable", is_flag=True, help="Leave out jobs that can never run there, and count them.")
 @click.option("--check", "checks_all", is_flag=True, help="Examine the engine's whole state after every event; slow.")
 @click.option("--out", metavar="DIR", help="Keep results there (JSON, CSV, HTML), and go on where a study stopped.")
+@click.option("--force", is_flag=True, help="With --out: replace the report of another replay there.")
 @click.option("--no-report", is_flag=True, help="With --out: no HTML.")
 @reading_options
 def replay(app: App, file: str, **options: Any) -> None:
@@ -165,6 +166,7 @@ def replay(app: App, file: str, **options: Any) -> None:
     from arena.cli.replay_delivery import deliver
     from arena.cli.replay_inputs import Files, grids_of, read_inputs
     from arena.cli.replay_jobs import prepared
+    from arena.cli.replay_kept import require_same_replay
     from arena.cli.replay_results import Study
     from arena.cli.replay_runs import check_writable, run_all
 
@@ -185,6 +187,8 @@ def replay(app: App, file: str, **options: Any) -> None:
     inputs = read_inputs(trace, files, settings)
     seeds = _seeds(inputs, options["seed_count"])
     if directory is not None:
+        if not options["force"]:
+            require_same_replay(directory, inputs, policies, seeds)
         check_writable(directory)
     grids = grids_of(inputs)
     made = {seed: prepared(inputs, grids, seed=seed) for seed in seeds}

@@ -13,6 +13,7 @@ from arena.cli.json_form import document, dumps
 from arena.cli.quoting import escaped, quoted
 from arena.cli.replay_inputs import Inputs
 from arena.cli.replay_jobs import Prepared
+from arena.cli.replay_kept import REPORT_FILES
 from arena.cli.replay_results import Study, figures_csv, jobs_csv
 from arena.cli.replay_runs import code_digest, write_file
 from arena.cli.replay_tables import TextTable, numbers, tables_of
@@ -46,7 +47,9 @@ def deliver(
             app.out.sentence(table.note, hanging=0)
     if directory is not None:
         app.out.line()
-        app.out.sentence(f"kept in {quoted(str(directory))}: {', '.join(sorted(files))}")
+        run_count = sum(len(study.runs_of(policy)) for policy in study.policies)
+        named = [*sorted(files), f"runs/ ({format_count(run_count, 'run')})"]
+        app.out.sentence(f"kept in {quoted(str(directory))}: {', '.join(named)}")
 
 
 def _document(inputs: Inputs, study: Study, first: Prepared) -> dict[str, object]:
@@ -73,8 +76,9 @@ def _write_files(inputs: Inputs, study: Study, first: Prepared, directory: Path,
         from arena.cli.replay_report import report_html
 
         texts["report.html"] = report_html(study, _about(inputs, study, first))
-    for name, text in texts.items():
-        write_file(directory / name, text)
+    for name in REPORT_FILES:
+        if name in texts:
+            write_file(directory / name, texts[name])
     return {name: str(directory / name) for name in texts}
 
 

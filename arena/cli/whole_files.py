@@ -56,6 +56,23 @@ def require_folder(path: Path) -> None:
         )
 
 
+def require_new(path: Path, *, force: bool, fix: str) -> None:
+    """Refuse a file that is there already, unless it is to be replaced.
+
+    What is no regular file, e.g. a device, is nothing that would be lost; others refuse it where they cannot write it.
+
+    Args:
+        force: Whether its user said that it may be replaced.
+        fix: What else could be done.
+
+    Raises:
+        UserError: It is there.
+    """
+    is_there = path.is_file() or (path.is_symlink() and not path.exists())
+    if is_there and not force:
+        raise UserError(f"{path} is there already", fix=f"{fix}, or add --force to replace it")
+
+
 def writing_error(path: Path, error: OSError, *, fix: str) -> ArenaError:
     """Return the error of a file that cannot be written."""
     what, why = f"cannot write {path}", error.strerror or str(error)

@@ -244,6 +244,23 @@ def test_an_export_leaves_the_fence_alone(arena: Arena, root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_an_export_replaces_nothing_unless_that_is_asked_for(
+    arena: Arena, root: Path, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("{}")
+    argv = ("ckpt", "export", root, "-o", tmp_path / "model.safetensors")
+    done = arena(*argv)
+    assert (done.code, done.out) == (4, "")
+    assert f"{tmp_path / name} is there already. Name another file, or add --force to replace it" in done.err
+    assert (tmp_path / name).read_text() == "{}"
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {name}
+    done = arena(*argv, "--force")
+    assert (done.code, (tmp_path / name).read_bytes() != b"{}") == (0, True)
+    assert f"-> {tmp_path / 'model.safetensors'} (" in done.out
+    assert f"and {tmp_path / 'model.json'}" in done.out
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
 def test_an_export_replaces_plain_files_only(arena: Arena, root: Path, name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     done = arena("ckpt", "export", root, "-o", tmp_path / "model.safetensors")

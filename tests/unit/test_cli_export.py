@@ -67,11 +67,23 @@ def test_a_log_that_breaks_off_is_not_written(arena: Arena, fake: FakeScheduler,
     assert arena("export", "--out", file).code == 0
     before = file.read_text()
     fake.failures["ExportedJob"] = ["the server is gone"]
-    failed = arena("export", "--out", file)
+    failed = arena("export", "--out", file, "--force")
     assert failed.code != 0
     assert "the server is gone" in failed.err
     assert file.read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_log_replaces_nothing_unless_that_is_asked_for(arena: Arena, fake: FakeScheduler, tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text("years of work")
+    fake.requests.clear()
+    done = arena("export", "--out", file)
+    assert (done.code, done.out) == (4, "")
+    assert done.err == f"error: {file} is there already. Name another --out, or add --force to replace it\n"
+    assert (file.read_text(), fake.requests) == ("years of work", [])
+    assert arena("export", "--out", file, "--force").code == 0
+    assert file.read_text() != "years of work"
 
 
 def test_a_log_whose_directory_is_missing_is_refused_by_that_name(arena: Arena, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_seconds_and_hours_of_a_small_study_have_digits_that_matter(arena: Arena
 
 def test_decisions_can_be_gathered_and_make_another_study(arena: Arena, folder: Path) -> None:
     def run(*argv: object) -> Any:
-        done = replay(arena, folder, "--policy", "fcfs", "--out", folder / "kept", "--no-report", "--json", *argv)
+        out = ("--out", folder / "kept", "--no-report", "--json", "--force")
+        done = replay(arena, folder, "--policy", "fcfs", *out, *argv)
         assert done.code == 0, done.err
         return done.document["policies"][0]
 
@@ -186,9 +187,57 @@ def test_a_study_over_seeds_is_kept_reported_and_not_run_again(arena: Arena, fol
         assert healed["policies"][1]["runs"][1]["whole"]["avg_jct_s"] < 12345.0
 
 
+OTHER = {
+    "policies": ("--policy", "srtf"),
+    "fewer policies": ("--policy", "fcfs"),
+    "options": ("--policy", "fcfs,elastic", "--steps", 0.5),
+    "part": ("--policy", "fcfs,elastic", "--first", 2),
+}
+
+
+@pytest.mark.parametrize("argv", OTHER.values(), ids=OTHER)
+def test_the_report_of_another_replay_is_replaced_only_where_that_is_asked_for(
+    arena: Arena, folder: Path, argv: Sequence[object]
+) -> None:
+    out = ("--out", folder / "out", "--no-report")
+    assert replay(arena, folder, "--policy", "fcfs,elastic", *out).code == 0
+    before = {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    done = replay(arena, folder, *argv, *out)
+    assert (done.code, done.out, done.err.count("\n")) == (4, "", 1)
+    assert f"{folder / 'out' / 'results.json'} is of another replay" in done.err
+    assert before == {path: path.read_bytes() for path in (folder / "out").rglob("*") if path.is_file()}
+    assert replay(arena, folder, *argv, *out, "--force").code == 0
+    assert (folder / "out" / "results.json").read_bytes() != before[folder / "out" / "results.json"]
+
+
+def test_the_same_replay_goes_on_and_grows_where_it_is(arena: Arena, folder: Path) -> None:
+    for policies in ("fcfs", "fcfs", "fcfs,elastic", "elastic,fcfs"):
+        done = replay(arena, folder, "--policy", policies, "--out", folder / "out", "--no-report")
+        assert (done.code, done.err) == (0, "")
+    (folder / "out" / "results.json").unlink()  # as where it was stopped before its report
+    (folder / "out" / "results.csv").unlink()
+    (folder / "out" / "jobs.csv").unlink()
+    assert replay(arena, folder, "--out", folder / "out", "--no-report").code == 0
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.csv", "jobs.csv", "report.html"])
+def test_a_replay_replaces_no_file_of_somebody_else(arena: Arena, folder: Path, name: str) -> None:
+    (folder / "out").mkdir()
+    (folder / "out" / name).write_text("[1]")
+    done = replay(arena, folder, "--out", folder / "out")
+    assert (done.code, str(folder / "out" / name) in done.err, "--force" in done.err) == (4, True, True)
+    assert (folder / "out" / name).read_text() == "[1]"
+    assert [path.name for path in (folder / "out").iterdir()] == [name]
+
+
+def test_every_file_of_a_replay_is_named(arena: Arena, folder: Path) -> None:
+    last = replay(arena, folder, "--out", folder / "out", "--no-report").out.splitlines()[-1]
+    assert last == f"kept in {folder / 'out'}: jobs.csv, results.csv, results.json, runs/ (1 run)"
+
+
 def test_what_was_kept_of_a_file_is_not_taken_for_the_same_file_read_otherwise(arena: Arena, folder: Path) -> None:
     """One row asks for half a GPU: dropped, there are other jobs, under the same digest of the file."""
-    out = ("--out", folder / "out", "--no-report", "--json")
+    out = ("--out", folder / "out", "--no-report", "--json", "--force")
     dropped = replay(arena, folder, "--drop", "gpu_share", *out).document
     whole = replay(arena, folder, *out).document
     counts = [(one["replayed_job_count"], one["policies"][0]["whole"]["job_count"]) for one in (dropped, whole)]

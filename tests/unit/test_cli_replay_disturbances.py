@@ -62,7 +62,7 @@ def test_what_happens_to_nodes_is_told_and_kept_apart(arena: Arena, folder: Path
     assert "nodes       cpu nodes are lent by " in done.out
     assert lines[lines.index("LOSSES OF NODES") + 2].split()[:3] == ["fcfs", "0.0", "1.0"]
     (folder / "spot.csv").write_text(SPOT.replace("400", "200"))
-    assert replay(arena, folder, *options).code == 0
+    assert replay(arena, folder, *options, "--force").code == 0
     # Another availability is another study: nothing of the first is taken for it.
     assert len(list((folder / "out" / "runs").iterdir())) == 4
 
