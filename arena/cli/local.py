@@ -18,6 +18,7 @@ from arena.cli.up_jobs import POLL_S, hold_all, release_held, wait_until_served
 from arena.cli.up_orphans import SCHEDULER, end_orphans, kill_ranks, orphans
 from arena.client import ArenaClient, ClientSettings
 from arena.errors import ArenaError, UnavailableError
+from arena.units import format_count
 
 START_LIMIT_S = 60.0
 RESTARTS_MAX = 5
@@ -96,12 +97,14 @@ class LocalCluster:
 
     Args:
         ports: On which the agents' ranks meet.
+        tell: Told how far a start is: seconds go by without anything else to see.
     """
 
     plan: UpPlan
     ports: PortRange
     address: str = ""
     children: list[Child] = field(default_factory=list)
+    tell: Callable[[str], None] = lambda _: None
 
     def take_over(self) -> str:
         """End what an ``arena up`` that was killed left running here, and say what that was; the jobs go on.
@@ -118,6 +121,7 @@ class LocalCluster:
     def start(self, stopping: threading.Event) -> None:
         """Start the scheduler, then the agents, and wait until all nodes are registered."""
         plan = self.plan
+        self.tell("starting the scheduler ...")
         plan.files.address.unlink(missing_ok=True)
         port = plan.port if plan.port is not None else usual_port() or 0
         scheduler = self._start(SCHEDULER, plan.scheduler_argv(port))
@@ -129,7 +133,8 @@ class LocalCluster:
         for index in range(plan.agents):
             self._start(f"node-{index + 1}", plan.agent_argv(index, self.address, self.ports))
         with self.client() as client:
-            self._wait_for(lambda: _connected_count(client) >= plan.agents, "the agents to register", stopping)
+            arrivals = _Arrivals(client, plan.agents, self.tell)
+            self._wait_for(arrivals.are_complete, "the agents to register", stopping)
             release_held(client, plan.files.held)
 
     def client(self) -> ArenaClient:
@@ -235,6 +240,19 @@ def _restart_text(child: Child, wait_s: float) -> str:
     return f"restart {child.restarts + 1} of at most {RESTARTS_MAX}{when}{promise}"
 
 
-def _connected_count(client: ArenaClient) -> int:
-    """Count the nodes whose agents are here, whatever state they were left in (drained, quarantined)."""
-    return sum(node.connected for node in client.nodes())
+@dataclass(slots=True)
+class _Arrivals:
+    """Counts the nodes whose agents are here, and tells each new count."""
+
+    client: ArenaClient
+    wanted_count: int
+    tell: Callable[[str], None]
+    told_count: int = -1
+
+    def are_complete(self) -> bool:
+        """Return whether all are here, whatever state they were left in (drained, quarantined)."""
+        count = sum(node.connected for node in self.client.nodes())
+        if count != self.told_count:
+            self.told_count = count
+            self.tell(f"{count} of {format_count(self.wanted_count, 'agent')} here")
+        return count >= self.wanted_count

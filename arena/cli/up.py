@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +37,8 @@ from arena.units import format_count
 _AGENTS_MAX = 64
 _READY_LIMIT_S = 3 * START_LIMIT_S
 """For one in the background to have its nodes: its scheduler and its agents get a limit each."""
+_START_ENDINGS = ("...", " here", "jobs go on")
+"""Of the lines that are told of a start: what begins, who has arrived, what was taken over."""
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
@@ -75,7 +77,7 @@ def up(app: App, *, detach: bool, in_background: bool, **options: Any) -> int:
     if detach:
         return _detach(app, plan)
     with up_lock(plan.files), _stop_signals() as stopping, held_ports(plan.agents) as ports:
-        cluster = LocalCluster(plan, ports)
+        cluster = LocalCluster(plan, ports, tell=app.note)
         if said := cluster.take_over():
             _warn(said)
         try:
@@ -171,11 +173,30 @@ def _detach(app: App, plan: UpPlan) -> int:
     argv = arena_argv(_up_words(plan))
     with _own_log(plan) as file:
         background = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
-    address = _ready_address(Child("`arena up`", argv, background, plan.files.log), plan)
+    child = Child("`arena up`", argv, background, plan.files.log)
+    try:
+        address = _ready_address(child, plan, app.note)
+    except KeyboardInterrupt:
+        _stop_background(background, plan)
+        raise
     # It goes on without us; nobody is to wait for it.
     background.returncode = 0
     _tell(app, plan, address, is_detached=True)
     return 0
+
+
+def _stop_background(background: subprocess.Popen[bytes], plan: UpPlan) -> None:
+    """End one in the background, which would go on although who asked for it has turned away."""
+    down = f"`arena down --dir {quoted(str(plan.directory))}` stops it"
+    click.echo(f"interrupted: stopping what was started (Ctrl-C again leaves it; then {down})", err=True)
+    background.terminate()
+    try:
+        background.wait()
+    except KeyboardInterrupt:
+        background.returncode = 0  # nobody waits for it
+        click.echo(f"it may go on; {down}", err=True)
+        raise
+    click.echo("stopped, nothing of it runs any more", err=True)
 
 
 @contextmanager
@@ -193,17 +214,20 @@ def _own_log(plan: UpPlan) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _ready_address(background: Child, plan: UpPlan) -> str:
-    """Wait until one in the background has all its nodes, and return where it serves.
+def _ready_address(background: Child, plan: UpPlan, tell: Callable[[str], None]) -> str:
+    """Wait until one in the background has all its nodes, and return where it serves; tell meanwhile what it says.
 
     Raises:
         UnavailableError: It ended, or is not ready in time.
     """
     deadline_s = time.monotonic() + _READY_LIMIT_S
+    told = 0
     while background.process.poll() is None:
+        told = _tell_start(plan.files.log, told, tell)
         with contextlib.suppress(FileNotFoundError):
             pid, address = plan.files.ready.read_text().split()
             if int(pid) == background.process.pid:
+                _tell_start(plan.files.log, told, tell)
                 return address
         if time.monotonic() > deadline_s:
             background.process.returncode = 0  # nobody waits for it
@@ -211,6 +235,20 @@ def _ready_address(background: Child, plan: UpPlan) -> str:
             raise UnavailableError(f"it is not ready after {_READY_LIMIT_S:.0f} s, and still tries", fix=fix)
         time.sleep(POLL_S)
     raise UnavailableError("it did not start", why=ended_text(background), fix=f"see {plan.directory}")
+
+
+def _tell_start(log: Path, told_count: int, tell: Callable[[str], None]) -> int:
+    """Tell the lines that one in the background has written of its start since; return how many there are.
+
+    Where it ended its error is told by who waits for it, and once it is ready it says where, as who waits does.
+    """
+    with contextlib.suppress(OSError):
+        lines = log.read_text(errors="replace").split("\n")[:-1]
+        for line in lines[told_count:]:
+            if line.endswith(_START_ENDINGS):
+                tell(line)
+        return len(lines)
+    return told_count
 
 
 def _up_words(plan: UpPlan) -> list[object]:

@@ -131,6 +131,33 @@ def test_jobs_outlive_a_killed_up_and_the_next_one_or_a_down_ends_what_it_left(a
     assert arena("down").returncode == 5
 
 
+def test_who_starts_all_in_the_background_sees_how_far_that_is(arena: Arena) -> None:
+    done = arena("up", "--detach", "--port", "0", "--agents", "2", "--gpus-per-agent", "1")
+    assert done.returncode == 0
+    first, *counts = done.stderr.splitlines()
+    assert first == "starting the scheduler ..."
+    assert counts[-1] == "2 of 2 agents here"
+
+
+def test_who_interrupts_a_start_in_the_background_leaves_nothing_running(tmp_path: Path) -> None:
+    directory = tmp_path / "up"
+    words = ("up", "--detach", "--port", "0", "--agents", "1", "--gpus-per-agent", "1", "--dir", str(directory))
+    command = [sys.executable, "-m", "arena.cli.main", *words]
+    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as up:
+        assert up.stderr is not None
+        try:
+            assert up.stderr.readline() == "starting the scheduler ...\n"
+            up.send_signal(signal.SIGINT)
+            out, err = up.communicate(timeout=120)
+        finally:
+            subprocess.run([*command[:3], "down", "--dir", str(directory)], check=False, env=environ)
+    assert (up.returncode, out) == (130, "")
+    assert "interrupted: stopping what was started (Ctrl-C again leaves it; then `arena down --dir " in err
+    assert "\nstopped, nothing of it runs any more\n" in err
+    assert processes_of(directory) == []
+
+
 def test_a_start_in_the_background_that_fails_says_why_and_of_two_at_once_one_starts(arena: Arena) -> None:
     words = ("up", "--detach", "--agents", "1", "--gpus-per-agent", "1", "--port")
     with socket.socket() as taken:
@@ -138,6 +165,7 @@ def test_a_start_in_the_background_that_fails_says_why_and_of_two_at_once_one_st
         taken.listen(1)
         failed = arena(*words, str(taken.getsockname()[1]))
     assert failed.returncode == 3
+    assert failed.stderr.count("error: ") == 1
     assert "it did not start: `arena up` ended with exit code 70: scheduler ended with exit code 3: " in failed.stderr
     with ThreadPoolExecutor(2) as threads:
         one, other = sorted(threads.map(lambda _: arena(*words, "0"), range(2)), key=lambda done: done.returncode)
