@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 TIMED_OUT = 124
 NOT_SUCCEEDED = 1
+_LOOK_S = 2.0
+"""How often a terminal is told how far a job is."""
 _MOVES = (EntryKind.JOB_SUBMITTED, EntryKind.JOB_STATE)
 
 
@@ -47,7 +51,8 @@ def wait_and_tell(
 ) -> int:
     """Wait for jobs, write where each came to, and return the exit code."""
     ends_at_s = None if timeout_s is None else time.monotonic() + timeout_s
-    jobs = [wait_for(client, job_id, state, ends_at_s) for job_id in job_ids]
+    with _live_line(app) as show:
+        jobs = [wait_for(client, job_id, state, ends_at_s, show) for job_id in job_ids]
     if app.out.json_mode:
         app.out.document(jobs=jobs, timed_out=[job.job_id for job in jobs if not _is_there(job, state)])
     else:
@@ -56,7 +61,13 @@ def wait_and_tell(
     return max(_exit_code(job, state) for job in jobs)
 
 
-def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s: float | None) -> JobView:
+def wait_for(
+    client: ArenaClient,
+    job_id: str,
+    state: JobState | None,
+    ends_at_s: float | None,
+    show: Callable[[JobView], None] | None = None,
+) -> JobView:
     """Return a job once it is in a state or at its end, or as it is when time is up.
 
     Args:
@@ -64,18 +75,57 @@ def wait_for(client: ArenaClient, job_id: str, state: JobState | None, ends_at_s
         job_id: The job.
         state: The state to wait for; None waits for the end.
         ends_at_s: Monotonic instant at which to give up.
+        show: Shown now and then how far it is; None is shown nothing, and nothing is asked for it.
     """
-    job = client.job(job_id).job
-    if _is_there(job, state):
-        return job
-    told = _tell_held(job, told=False)
-    left_s = None if ends_at_s is None else max(0.0, ends_at_s - time.monotonic())
-    for _ in client.stream_events(job_id=job_id, kinds=_MOVES, follow=True, deadline_s=left_s):
-        job = client.job(job_id).job
-        if _is_there(job, state):
-            return job
+    job, told, after_index = client.job(job_id).job, False, 0
+    while not _is_there(job, state):
         told = _tell_held(job, told=told)
-    return client.job(job_id).job  # how far it is now: steps are no moves, so none of those brought it
+        if show is not None:
+            show(job)
+        left_s = None if ends_at_s is None else max(0.0, ends_at_s - time.monotonic())
+        look_s = left_s if show is None else min(_LOOK_S, left_s if left_s is not None else _LOOK_S)
+        for entry in client.stream_events(
+            job_id=job_id, kinds=_MOVES, after_index=after_index, follow=True, deadline_s=look_s
+        ):
+            after_index = entry.index
+            job = client.job(job_id).job
+            if _is_there(job, state):
+                return job
+            told = _tell_held(job, told=told)
+        job = client.job(job_id).job  # how far it is now: steps are no moves, so none of those brought it
+        if show is None or (ends_at_s is not None and time.monotonic() >= ends_at_s):
+            return job
+    return job
+
+
+@contextmanager
+def _live_line(app: App) -> Iterator[Callable[[JobView], None] | None]:
+    """Keep a line at the terminal that says how far a job is, and goes in the end; elsewhere there is none."""
+    if app.out.json_mode or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as lines:
+        line = lines.add_task("")
+        yield lambda job: lines.update(line, description=_live_text(job), refresh=True)
+
+
+def _live_text(job: JobView) -> str:
+    """Return how far a job is, as far as is known: state, step, loss, plan, time left."""
+    told = [f"{words.named(job)} {job.state.value}"]
+    progress = job.progress
+    if words.tells_steps(job):
+        told[0] += f" at step {words.step_text(job)}"
+        told.append(f"loss {words.number_text(progress.loss, '.4f')}")
+    if job.group is not None:
+        told.append(words.plan_text(job.plan, job.group))
+    if job.state is JobState.RUNNING and job.step_limit is not None and progress.step_time_s is not None:
+        left_s = max(0, job.step_limit - progress.step) * progress.step_time_s
+        told.append(f"about {words.duration_text(left_s)} left")
+    return ", ".join(told)
 
 
 def _tell_held(job: JobView, *, told: bool) -> bool:

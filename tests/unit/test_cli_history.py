@@ -6,15 +6,17 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
 
+from arena.cli.main import run
 from arena.client import ArenaClient, LogChunk
 from arena.domain.records import EntryKind, HistoryEntry, JobState
 from tests.builders import command_spec, job_record
 from tests.fakes import cluster_of_views as canned
-from tests.fakes.command_line import Arena
+from tests.fakes.command_line import Arena, terminal_of
 from tests.fakes.scheduler_server import FakeScheduler
 
 pytestmark = pytest.mark.usefixtures("asks_fake")
@@ -228,3 +230,42 @@ def test_only_the_last_entries_are_shown_where_so_many_are_asked_for(arena: Aren
     assert indices(arena("events", "7k2-1", "--last", "1", "--json").out) == [3]
     assert indices(arena("events", "--last", "9", "--after", "1", "--json").out) == [2, 3, 4]
     assert arena("events", "--last", "0").code == 2
+
+
+def looks_twice_then_ends(fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have waiting see nothing happen at first, and then the job's end."""
+    looks: list[object] = []
+
+    def stream(_client: ArenaClient, **_asked: object) -> Iterator[HistoryEntry]:
+        looks.append(_asked)
+        if len(looks) == 2:
+            fake.add_job(replace(fake.jobs["7k2-1"], state=JobState.SUCCEEDED))
+        return iter(())
+
+    monkeypatch.setattr(ArenaClient, "stream_events", stream)
+
+
+def test_who_waits_at_a_terminal_sees_how_far_the_job_is(
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = terminal_of(200, monkeypatch)
+    looks_twice_then_ends(fake, monkeypatch)
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert run(["wait", "7k2-1"]) == 0
+    shown = "\n".join(terminal.lines)
+    plan = "dp2"
+    assert "7k2-1 (pretrain-a-model-with-a-name-of-forty-chars) running at step 1234/5000, loss 2.3457, " in shown
+    assert plan in shown
+    assert "about 32m" in shown, "3,766 steps of 0.512 s"
+    assert capsys.readouterr().out == "7k2-1 succeeded at step 1234/5000, loss 2.3457\n"
+
+
+@pytest.mark.parametrize(("is_terminal", "options"), [(False, []), (True, ["--json"])], ids=["pipe", "json"])
+def test_who_waits_elsewhere_sees_nothing_of_it(
+    fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, options: list[str]
+) -> None:
+    stream = terminal_of(200, monkeypatch) if is_terminal else StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(ArenaClient, "stream_events", lambda _client, **_asked: iter(()))
+    assert run(["wait", "7k2-1", "--timeout", "0.1", *options]) == 124
+    assert stream.getvalue() == ""
