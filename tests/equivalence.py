@@ -73,9 +73,12 @@ def exported(attempt: Attempt) -> dict[str, Tensor]:
 
 def state_digests(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str, str]:
     """Return SHA-256 digests of the whole state in memory; ranks that share a part must agree on it."""
-    return {
-        name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in _state(attempt, moment, plan).items()
-    }
+    return {name: digest(values) for name, values in _state(attempt, moment, plan).items()}
+
+
+def digest(values: Array) -> str:
+    """Return the SHA-256 of a tensor's elements in logical order."""
+    return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def _state(attempt: Attempt, moment: str, plan: ParallelPlan) -> dict[str, Array]:
