@@ -126,10 +126,8 @@ def _of_jobs(seen: Observed) -> Iterator[Metric]:
     kept = {(state,): seen.kept_count_by_state.get(state, 0) for state in ENDS}
     yield _gauges("arena_ended_jobs", "Jobs that have ended and are still known.", ("state",), kept)
     yield _counter("arena_jobs_submitted_total", "Jobs submitted since the start.", tally.submitted_count)
-    ended = CounterMetricFamily("arena_jobs_ended_total", "Jobs that ended since the start.", labels=("state",))
-    for state in ENDS:
-        ended.add_metric((state,), tally.ended_count_by_state[state])
-    yield ended
+    ended = {(state,): tally.ended_count_by_state[state] for state in ENDS}
+    yield _counters("arena_jobs_ended_total", "Jobs that ended since the start.", ("state",), ended)
     yield _gauge(
         "arena_queued_jobs",
         "Queued jobs that the policy is asked about: not being planned, nor waiting out a failure.",
@@ -164,15 +162,13 @@ def _of_changes(seen: Observed) -> Iterator[Metric]:
         " that failed and ports that were taken are arena_launch_failures_total.",
         tally.restart_count,
     )
-    failures = CounterMetricFamily(
+    yield _counters(
         "arena_launch_failures_total",
         "Launches that failed since the start, each on each node where one did, by fault: node, which could start"
         " nothing (`arena nodes` says which), port, which was taken, config, which the job wants and is not there.",
-        labels=("fault",),
+        ("fault",),
+        {(fault,): tally.launch_failure_count_by_fault[fault] for fault in LAUNCH_FAULTS},
     )
-    for fault in LAUNCH_FAULTS:
-        failures.add_metric((fault,), tally.launch_failure_count_by_fault[fault])
-    yield failures
     yield _counter(
         "arena_job_preemptions_total",
         "Jobs that lost their GPUs since the start: to others, or as a node was drained or taken away.",
@@ -284,6 +280,13 @@ def _gauge(name: str, told: str, value: float | None) -> Metric:
 
 def _counter(name: str, told: str, value: float) -> Metric:
     return CounterMetricFamily(name, told, value=value)
+
+
+def _counters(name: str, told: str, labels: Sequence[str], values: Mapping[_Labels, float]) -> Metric:
+    family = CounterMetricFamily(name, told, labels=labels)
+    for found, value in values.items():
+        family.add_metric(found, value)
+    return family
 
 
 def _gauges(name: str, told: str, labels: Sequence[str], values: Mapping[_Labels, float]) -> Metric:
