@@ -12,15 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from joblib import Parallel, delayed
 from rich.console import Console
+from rich.progress import track
 
 from arena.errors import UserError
 from arena.policies.registry import policy_names
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
-from experiments.policy.bounds import bound_of, works_of
+from experiments.policy.bounds import Bound, bound_of, gpu_counts_of, works_of
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.data_parallel import PlanTimes, data_parallel_grids, read_estimates
+from experiments.policy.priced_bound import priced_mean_s
 from experiments.policy.report import statements_table, table_of
 from experiments.policy.runs import Keeping, figures_of, studied
 from experiments.policy.statements import Statement, counted, statements_of
@@ -78,6 +81,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--lengths", default="predicted", help=f"of {', '.join(LENGTHS)}, comma-separated")
     parser.add_argument("--length-sigma", type=float, default=1.0)
     parser.add_argument("--restart-s", type=float, default=60.0)
+    add_bound_option(parser)
     parser.set_defaults(study=study)
 
 
@@ -104,6 +108,16 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help=f"policies whose kept runs hold while their version does, whatever else changed; default {TRUSTED}",
     )
     parser.add_argument("--json", type=Path, default=None)
+
+
+def add_bound_option(parser: argparse.ArgumentParser) -> None:
+    """Add how near to the optimum the bound is looked for."""
+    parser.add_argument(
+        "--bound",
+        choices=("quick", "priced"),
+        default="quick",
+        help="priced: the nearest there is, half a minute a draw",
+    )
 
 
 def policies_of(args: argparse.Namespace) -> tuple[str, ...]:
@@ -169,7 +183,7 @@ def run_cases(
     """Run all policies over the draws of one setting, print their table; return it, and what it says."""
     policies = policies_of(args)
     found = studied(cases, policies, keeping=keeping_of(args), process_count=args.jobs, blind_cases=blind_cases)
-    bounds = [bound_of(works_of(case), gpu_count=case.scenario.shape.gpu_count) for case in cases]
+    bounds = bounds_of(cases, is_priced=args.bound == "priced", process_count=args.jobs)
     bound_s = float(np.mean([bound.mean_jct_s for bound in bounds]))
     rows = figures_of(found, bound_s=bound_s)
     jobs = sorted(len(case.scenario.jobs) for case in cases)
@@ -190,4 +204,22 @@ def run_cases(
         "notes": [list(case.notes) for case in cases],
         "policies": rows,
     }
-    return document, statements_of(found, DEFAULT, setting=setting, name=title)
+    said = statements_of(found, DEFAULT, setting=setting, name=title, bound_s=bound_s)
+    return document, said
+
+
+def bounds_of(cases: Sequence[Case], *, is_priced: bool, process_count: int = 1) -> list[Bound]:
+    """Return what no schedule of each case can beat, in their order."""
+    if not is_priced:
+        return [_bound(case, is_priced=False) for case in cases]
+    found = Parallel(n_jobs=process_count, return_as="generator")(
+        delayed(_bound)(case, is_priced=True) for case in cases
+    )
+    console = Console(stderr=True)
+    return list(track(found, description="bounds", total=len(cases), console=console, transient=True))
+
+
+def _bound(case: Case, *, is_priced: bool) -> Bound:
+    works = works_of(case)
+    bound = bound_of(works, gpu_count=case.scenario.shape.gpu_count)
+    return replace(bound, priced_s=priced_mean_s(works, gpu_counts_of(case))) if is_priced else bound

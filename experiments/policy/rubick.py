@@ -25,7 +25,7 @@ from arena.domain.trace import TraceJob
 from arena.planner.tables import TableGrids
 from experiments.policy.arrivals import Drawn
 from experiments.policy.cases import Setting, case_of
-from experiments.policy.loads import add_run_options, run_cases
+from experiments.policy.loads import add_bound_option, add_run_options, run_cases
 
 GPU_TYPE = "a800"
 NODES, GPUS_PER_NODE = 8, 8
@@ -44,6 +44,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--length-sigma", type=float, default=1.0)
     parser.add_argument("--restart-s", type=float, default=RESTART_S)
     add_run_options(parser)
+    add_bound_option(parser)
     parser.set_defaults(study=study)
 
 

@@ -58,16 +58,17 @@ class Statement:
         return asdict(self)
 
 
-def statements_of(study: Study, policy: str, *, setting: Setting, name: str) -> list[Statement]:
+def statements_of(study: Study, policy: str, *, setting: Setting, name: str, bound_s: float = 0.0) -> list[Statement]:
     """Return what a study of one setting says of a policy.
 
     Args:
         name: Of the setting, for people.
+        bound_s: No schedule's mean completion time is below it, over the draws; 0 where nothing is known.
     """
     if policy not in study.policies:
         return []
     draws = len(study.seeds)
-    found = [*_among_all(study, policy), *_against_rival(study, policy, setting)]
+    found = [*_among_all(study, policy), *_against_rival(study, policy, setting, bound_s)]
     return [
         Statement(setting=name, text=text, verdict=verdict, numbers=numbers, draws=draws)
         for text, verdict, numbers in found
@@ -110,12 +111,15 @@ def _better_draws(study: Study, name: str, policy: str) -> str:
     return f"{name} in {', '.join(map(str, seeds))}" if seeds else ""
 
 
-def _against_rival(study: Study, policy: str, setting: Setting) -> Iterator[_Found]:
+def _against_rival(study: Study, policy: str, setting: Setting, bound_s: float) -> Iterator[_Found]:
     if setting.load != LOAD or setting.lengths == "true":
         return
     is_blind = setting.lengths == "none"
     most = AVERAGE_MAX_BLIND if is_blind else AVERAGE_MAX
-    yield _at_most(study, policy, AVERAGE, most)
+    text, verdict, numbers = _at_most(study, policy, AVERAGE, most)
+    if verdict is Verdict.FAILS and (least := bound_s / _mean(study, RIVAL, AVERAGE)) > most:
+        numbers += f"; no schedule is below {least:.3f}"
+    yield text, verdict, numbers
     if not is_blind:
         yield _at_most(study, policy, TAIL, TAIL_MAX)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
 from experiments.policy.cases import Setting, case_of
-from experiments.policy.loads import add_run_options, run_cases
+from experiments.policy.loads import add_bound_option, add_run_options, run_cases
 
 AS_IS = "as-is"
 
@@ -25,6 +25,7 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--length-sigma", type=float, default=1.0)
     parser.add_argument("--restart-s", type=float, default=60.0)
     add_run_options(parser)
+    add_bound_option(parser)
     parser.set_defaults(study=study)
 
 

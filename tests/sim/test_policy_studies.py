@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +21,11 @@ from arena.policies.choose import choice_of, choose_cell
 from arena.policies.lengths import steps_done
 from arena.sim.study import Runner
 from experiments.policy.arrivals import Drawn, repeated, shuffled
-from experiments.policy.bounds import Work, bound_of, srpt_mean_s, works_of
+from experiments.policy.bounds import TimedCell, Work, bound_of, gpu_counts_of, srpt_mean_s, works_of
 from experiments.policy.cases import Case, Setting, case_of
 from experiments.policy.hesrpt import PowerGrids, batch, optimum_s
 from experiments.policy.hesrpt_form import optimal_mean_flow_s, shares
+from experiments.policy.loads import bounds_of
 from experiments.policy.rubick import fastest_by_group
 from experiments.policy.runs import Keeping, figures_of, most_within, studied
 
@@ -54,8 +55,8 @@ def case(setting: Setting, seed: int = 0, jobs: tuple[TraceJob, ...] | None = No
     return case_of(drawn, GRIDS, SHAPE, setting=setting, seed=seed)
 
 
-def work(at_s: float, gpu_seconds: float, alone_s: float = 0.0) -> Work:
-    return Work(submitted_at_s=at_s, alone_s=alone_s, gpu_seconds=gpu_seconds)
+def work(at_s: float, gpu_seconds: float) -> Work:
+    return Work(submitted_at_s=at_s, cells=(TimedCell(gpu_counts=(1,), time_s=gpu_seconds),))
 
 
 def test_srpt_by_hand() -> None:
@@ -66,16 +67,19 @@ def test_srpt_by_hand() -> None:
 
 
 def test_the_larger_bound_holds() -> None:
-    bound = bound_of([work(0.0, 20.0, alone_s=30.0), work(0.0, 20.0, alone_s=3.0)], gpu_count=2)
-    assert bound.alone_s == pytest.approx(16.5)
+    bound = bound_of([work(0.0, 20.0), work(0.0, 20.0)], gpu_count=2)
+    assert bound.alone_s == pytest.approx(20.0)
     assert bound.pooled_s == pytest.approx((10.0 + 20.0) / 2)
     assert bound.mean_jct_s == bound.alone_s
+    assert replace(bound, priced_s=21.0).mean_jct_s == 21.0
 
 
 def test_a_job_is_bounded_by_its_fastest_and_its_cheapest_group() -> None:
     [first, *_] = works_of(case(Setting(restart_s=60.0)))
     assert first.alone_s == pytest.approx(60.0 + 1000 / 4**0.8)
     assert first.gpu_seconds == pytest.approx(60.0 + 1000.0)
+    assert gpu_counts_of(case(Setting())) == (8,)
+    assert {cell.gpu_counts for cell in first.cells} == {(1,), (2,), (4,)}
 
 
 @given(
@@ -233,7 +237,10 @@ def test_a_study_compares_all_draws_and_goes_on_where_it_was(tmp_path: Path) -> 
     cases = [case(Setting(lengths="predicted"), seed) for seed in (0, 1)]
     keeping = Keeping(directory=tmp_path, trusted=frozenset({"srtf"}))
     study = studied(cases, ["srtf", "elastic"], keeping=keeping, process_count=1)
-    first, second = figures_of(study, bound_s=bound_of(works_of(cases[0]), gpu_count=8).mean_jct_s)
+    [quick, _], [bound, _] = bounds_of(cases, is_priced=False), bounds_of(cases, is_priced=True)
+    assert quick.priced_s is None
+    assert bound.priced_s is not None
+    first, second = figures_of(study, bound_s=bound.priced_s)
     assert first["ratios_to_first"]["avg_jct_s"]["value"] == 1.0
     assert second["avg_over_bound"] >= 1.0
     assert second["means"]["avg_jct_s"] == pytest.approx(np.mean([one["avg_jct_s"] for one in second["draws"]]))

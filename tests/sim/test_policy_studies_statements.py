@@ -56,6 +56,19 @@ def test_an_interval_beyond_the_limit_is_not_enough() -> None:
     assert found[TAIL].verdict is Verdict.FAILS
 
 
+def test_what_no_schedule_could_do_is_said_beside_a_failure() -> None:
+    runs = study({RIVAL: [(100.0, 900.0)], "arena": [(70.0, 800.0)]})
+
+    def numbers(bound_s: float) -> str:
+        found = statements_of(runs, "arena", setting=PREDICTED, name="here", bound_s=bound_s)
+        [one] = [one for one in found if one.text == AVERAGE]
+        assert one.verdict is Verdict.FAILS
+        return one.numbers
+
+    assert numbers(65.0) == "0.700; no schedule is below 0.650"
+    assert numbers(55.0) == "0.700"
+
+
 def test_one_draw_has_no_interval_and_proves_nothing_against_the_rival() -> None:
     assert said({RIVAL: [(100.0, 900.0)], "arena": [(50.0, 800.0)]})[AVERAGE].verdict is Verdict.UNSURE
 
