@@ -16,7 +16,7 @@ from arena.cli.app import App, command
 from arena.cli.find import find_job, find_job_id
 from arena.cli.numbers import FiniteRange
 from arena.cli.output import print_error
-from arena.domain.records import JobState, Wish
+from arena.domain.records import LIVE_JOB_STATES, JobState, Wish
 from arena.errors import ArenaError, UnavailableError, UserError
 from arena.rpc.views import JobView
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _FOUND_MAX = 20
 """Jobs that are each looked for; more are ids as they are: one call for a thousand of them."""
-_LIVE = tuple(state for state in JobState if not state.is_terminal)
 
 
 @command(short_help="Cancel jobs.")
@@ -57,7 +56,7 @@ def _name_by_id(client: ArenaClient, texts: Sequence[str]) -> dict[str, str]:
     """Return the names of the jobs that texts stand for; of many, or of all, those of jobs that are not over."""
     if 0 < len(texts) <= _FOUND_MAX:
         return {job.job_id: job.name for job in (find_job(client, text).job for text in texts)}
-    return {job.job_id: job.name for job in client.jobs(states=_LIVE)}
+    return {job.job_id: job.name for job in client.jobs(states=LIVE_JOB_STATES)}
 
 
 @command(short_help="Keep jobs from running.")

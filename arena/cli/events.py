@@ -13,13 +13,11 @@ from arena.cli import words
 from arena.cli.app import App, command
 from arena.cli.find import find_job_id
 from arena.cli.quoting import escaped
-from arena.domain.records import EntryKind, HistoryEntry, JobState
+from arena.domain.records import LIVE_JOB_STATES, EntryKind, HistoryEntry
 from arena.errors import NotFoundError
 
 if TYPE_CHECKING:
     from arena.client import ArenaClient
-
-_LIVE = frozenset(state.value for state in JobState if not state.is_terminal)
 
 
 @command(short_help="What happened.")
@@ -110,7 +108,7 @@ class _Asked:
                 after_index = entry.index
                 if self._is_shown(entry):
                     yield entry
-                if entry.kind is EntryKind.JOB_STATE and entry.data.get("after") not in _LIVE:
+                if entry.kind is EntryKind.JOB_STATE and entry.data.get("after") not in LIVE_JOB_STATES:
                     break
         yield from self._read(after_index)  # what was recorded together with its end
 

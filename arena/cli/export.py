@@ -14,7 +14,7 @@ import click
 from arena.cli.app import App, command
 from arena.cli.quoting import quoted
 from arena.cli.whole_files import require_new, write_whole
-from arena.domain.records import JobState
+from arena.domain.records import ENDED_JOB_STATES, LIVE_JOB_STATES, JobState
 from arena.rpc.version import software_version
 from arena.units import format_count
 
@@ -78,10 +78,6 @@ def _tell(app: App, export: _Export, out: str | None) -> None:
         click.echo(text, err=True)
 
 
-_LIVE = tuple(state for state in JobState if not state.is_terminal)
-_OVER = tuple(state for state in JobState if state.is_terminal)
-
-
 @dataclass(slots=True, kw_only=True)
 class _Export:
     """An export on its way.
@@ -108,7 +104,7 @@ class _Export:
         """Yield the log; ``advance`` is called with every number of jobs that are there."""
         from arena_traces.formats.log_writing import log_lines
 
-        live = list(self._logged(_LIVE, advance))
+        live = list(self._logged(LIVE_JOB_STATES, advance))
         self.live_count = len(live)
         status = self.client.status(job_count_max=1)
         self.exported_at_s = status.now_s
@@ -123,7 +119,7 @@ class _Export:
         written = {job.job_id for job in live}
         self.written_count = len(live)
         yield from live
-        for job in self._logged(_OVER, advance):
+        for job in self._logged(ENDED_JOB_STATES, advance):
             if job.job_id not in written and job.submitted_at_s <= self.exported_at_s:
                 self.written_count += 1
                 yield job

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from arena.cli.whole_files import write_whole
 from arena.client import ArenaClient
-from arena.domain.records import JobState, Wish
+from arena.domain.records import LIVE_JOB_STATES, Wish
 from arena.errors import UnavailableError, UserError
 
 SERVE_LIMIT_S = 30.0
 """For a scheduler that was just started to answer: it takes 2 to 3 s on 2 cores, and longer with years of jobs."""
 HOLD_LIMIT_S = 45.0
 POLL_S = 0.1
-_LIVE_STATES = tuple(state for state in JobState if not state.is_terminal)
 
 
 def wait_until_served(client: ArenaClient, check: Callable[[], None]) -> None:
@@ -45,7 +44,7 @@ def hold_all(client: ArenaClient, held_file: Path) -> None:
     Args:
         held_file: Gets their ids. What it has already stays: an earlier stop held those, and nobody released them.
     """
-    held = [job.job_id for job in client.jobs(states=_LIVE_STATES) if job.wish is Wish.RUN]
+    held = [job.job_id for job in client.jobs(states=LIVE_JOB_STATES) if job.wish is Wish.RUN]
     listed = dict.fromkeys([*_held(held_file), *held])
     # Written first: a job that is held but not listed here would wait for ever.
     write_whole(held_file, "".join(f"{job_id}\n" for job_id in listed).encode(), fix="hold the jobs yourself")

@@ -45,6 +45,10 @@ class JobState(StrEnum):
 
 
 _TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+LIVE_JOB_STATES = tuple(state for state in JobState if not state.is_terminal)
+"""States of jobs that are not over."""
+ENDED_JOB_STATES = tuple(state for state in JobState if state.is_terminal)
+"""States of jobs that are over."""
 
 
 class Wish(StrEnum):

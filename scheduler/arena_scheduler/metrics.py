@@ -15,12 +15,12 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from arena.domain.cluster import NodeState
 from arena.domain.job import JobId
-from arena.domain.records import JobState
+from arena.domain.records import ENDED_JOB_STATES, LIVE_JOB_STATES, JobState
 from arena.domain.tenants import Guarantees
 from arena.engine.state import ClusterState, pool_of
 from arena.policies.capacity import Pool
 from arena_scheduler.cluster_view import place_of
-from arena_scheduler.tally import ENDS, LAUNCH_FAULTS, Tally
+from arena_scheduler.tally import LAUNCH_FAULTS, Tally
 from arena_scheduler.tenant_view import OTHERS, tenant_shares
 from arena_scheduler.turn import Part, Turn
 
@@ -32,7 +32,6 @@ POOLS_MAX = 256
 OTHER_POOLS = ("(others)", "(others)")
 OTHER_PROJECTS = "(others)"
 """As `arena status` calls them."""
-LIVE = tuple(state for state in JobState if not state.is_terminal)
 PLACES = ("free", "reserved", "used", "draining", "dirty", "down")
 
 
@@ -122,11 +121,13 @@ def _of_turn(turn: Turn) -> Iterator[Metric]:
 def _of_jobs(seen: Observed) -> Iterator[Metric]:
     jobs, tally = seen.state.jobs.values(), seen.tally
     states = Counter(job.state for job in jobs)
-    yield _gauges("arena_jobs", "Jobs that have not ended.", ("state",), {(state,): states[state] for state in LIVE})
-    kept = {(state,): seen.kept_count_by_state.get(state, 0) for state in ENDS}
+    yield _gauges(
+        "arena_jobs", "Jobs that have not ended.", ("state",), {(state,): states[state] for state in LIVE_JOB_STATES}
+    )
+    kept = {(state,): seen.kept_count_by_state.get(state, 0) for state in ENDED_JOB_STATES}
     yield _gauges("arena_ended_jobs", "Jobs that have ended and are still known.", ("state",), kept)
     yield _counter("arena_jobs_submitted_total", "Jobs submitted since the start.", tally.submitted_count)
-    ended = {(state,): tally.ended_count_by_state[state] for state in ENDS}
+    ended = {(state,): tally.ended_count_by_state[state] for state in ENDED_JOB_STATES}
     yield _counters("arena_jobs_ended_total", "Jobs that ended since the start.", ("state",), ended)
     yield _gauge(
         "arena_queued_jobs",

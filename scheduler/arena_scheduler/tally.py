@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from arena.domain.cluster import NodeState
 from arena.domain.launch import AttemptId, NodeId
-from arena.domain.records import AttemptRecord, EndKind, JobRecord, JobState, NodeEnd, NodeRecord
+from arena.domain.records import ENDED_JOB_STATES, AttemptRecord, EndKind, JobRecord, JobState, NodeEnd, NodeRecord
 from arena.engine.attempts import NOT_THE_NODES_FAULT
 from arena.engine.ports import Step
 from arena.engine.state import ClusterState
@@ -21,7 +21,6 @@ _Number = TypeVar("_Number", int, float)
 
 LAUNCH_FAULTS = ("node", "port", "config")
 """Why a launch failed on a node: it could start nothing, the port was taken, what the job wants cannot be started."""
-ENDS = tuple(state for state in JobState if state.is_terminal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class Tally:
     """
 
     submitted_count: int = 0
-    ended_count_by_state: Mapping[JobState, int] = field(default_factory=lambda: dict.fromkeys(ENDS, 0))
+    ended_count_by_state: Mapping[JobState, int] = field(default_factory=lambda: dict.fromkeys(ENDED_JOB_STATES, 0))
     restart_count: int = 0
     launch_failure_count_by_fault: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(LAUNCH_FAULTS, 0))
     preemption_count: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,3 +93,9 @@ def test_a_start_imports_only_what_it_needs(module: str, forbidden: tuple[str, .
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={"PYTHONPATH": path}
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_which_states_of_jobs_are_live_is_said_in_one_place() -> None:
+    again = re.compile(r"in JobState if (not )?\w+\.is_terminal")
+    found = [path for path in sources() if again.search(path.read_text())]
+    assert found == [ROOT / "arena/domain/records.py"], "LIVE_JOB_STATES and ENDED_JOB_STATES are there"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from sqlalchemy import Column, Connection, Table, delete, exists, func, select
 from sqlalchemy.dialects.sqlite import insert
 
-from arena.domain.records import JobState
+from arena.domain.records import ENDED_JOB_STATES, JobState
 from arena_scheduler.reading import Dropped, DroppedBatch, number_of
 from arena_scheduler.store.schema import ATTEMPTS, DECISIONS, GRIDS, HISTORY, INPUTS, JOB_GRIDS, JOBS, META
 
@@ -25,7 +25,6 @@ ROWS_MAX = 2_000
 _DROPPED = "dropped"
 _GRIDS_LOOKED_AT = "grids_looked_at"
 _LEAPT_AT_S = "leapt_at_s"
-_TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
 def dropped(connection: Connection, identity: str) -> Dropped:
@@ -70,7 +69,7 @@ def _ended(connection: Connection, before_s: float) -> dict[str, JobState]:
     lives = exists().where(ATTEMPTS.c.job_id == JOBS.c.job_id, ATTEMPTS.c.is_live == 1)
     statement = (
         select(JOBS.c.job_id, JOBS.c.state)
-        .where(JOBS.c.state.in_(_TERMINAL), JOBS.c.ended_at_s < before_s, ~lives)
+        .where(JOBS.c.state.in_(ENDED_JOB_STATES), JOBS.c.ended_at_s < before_s, ~lives)
         .limit(JOBS_MAX)
     )
     return {job_id: JobState(state) for job_id, state in connection.execute(statement)}

@@ -21,7 +21,7 @@ from arena.domain.history import ENDED_JOBS_MAX, LengthHistory
 from arena.domain.job import JobId
 from arena.domain.launch import NodeId
 from arena.domain.paces import PaceHistory
-from arena.domain.records import AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
+from arena.domain.records import ENDED_JOB_STATES, AttemptRecord, HistoryEntry, JobRecord, JobState, NodeRecord
 from arena.engine.ports import Restored, Step
 from arena_scheduler.reading import Dropped, DroppedBatch
 from arena_scheduler.store import retention
@@ -76,7 +76,6 @@ PACES = "paces"
 """Under which it stands how fast runs that ended were; as one value, of at most ``KINDS_KEPT`` kinds."""
 EPOCH_FLOOR = "epoch_floor"
 """Under which a copy says up to which number there may have been attempts since it was made."""
-TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
 
 
 def _upsert(table: Table) -> Any:
@@ -266,7 +265,9 @@ class SqliteStore:
         warnings: list[str] = []
         restart_costs = _parsed(connection, _value_of(RESTART_COST), RESTART_COST_JSON)
         paces = _parsed(connection, _value_of(PACES), PACES_JSON)
-        jobs = _parsed(connection, select(JOBS.c.job_id, JOBS.c.record).where(JOBS.c.state.not_in(TERMINAL)), JOB_JSON)
+        jobs = _parsed(
+            connection, select(JOBS.c.job_id, JOBS.c.record).where(JOBS.c.state.not_in(ENDED_JOB_STATES)), JOB_JSON
+        )
         attempts = _parsed(
             connection, select(ATTEMPTS.c.attempt_id, ATTEMPTS.c.record).where(ATTEMPTS.c.is_live == 1), ATTEMPT_JSON
         )
