@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import signal
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import click
 
 from arena.cli.app import SectionedGroup, flags_of, shared_options
-from arena.cli.output import ReaderGoneError, print_error
+from arena.cli.output import ReaderGoneError, print_error, write_error_document
 from arena.errors import ArenaError, InternalError, UnavailableError
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -168,8 +167,15 @@ def _report(error: ArenaError, argv: Sequence[str], json_mode: bool) -> int:
 
 def _usage_error(error: click.ClickException, json_mode: bool) -> int:
     if json_mode:
-        fields = {"code": "usage", "message": error.format_message(), "exit_code": error.exit_code}
-        sys.stderr.write(f"{json.dumps({'schema_version': 1, 'error': fields})}\n")
+        said, context = error.format_message(), error.ctx if isinstance(error, click.UsageError) else None
+        write_error_document(
+            code="usage",
+            message=said,
+            what="the command line is not understood",
+            why=said,
+            fix=f"see `{context.command_path if context is not None else 'arena'} --help`",
+            exit_code=error.exit_code,
+        )
     else:
         error.show()
     return error.exit_code

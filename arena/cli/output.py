@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -173,18 +173,33 @@ def print_error(error: ArenaError, *, json_mode: bool) -> None:
     A specification with several mistakes has one line for each.
     """
     if json_mode:
-        from arena.cli.json_form import document, dumps
-
-        fields = {
-            "code": error.code,
-            "message": error.message,
-            "what": error.what,
-            "why": error.why,
-            "fix": error.fix,
-            "details": error.details,
-            "exit_code": error.exit_code,
-        }
-        sys.stderr.write(f"{dumps(document(error=fields))}\n")
+        write_error_document(
+            code=error.code,
+            message=error.message,
+            what=error.what,
+            why=error.why,
+            fix=error.fix,
+            exit_code=error.exit_code,
+            details=error.details,
+        )
         return
     lines = escaped(error.message, keep="\n").splitlines() or [""]
     sys.stderr.write("".join(f"error: {line}\n" for line in lines))
+
+
+def write_error_document(
+    *, code: str, message: str, what: str, why: str, fix: str, exit_code: int, details: Mapping[str, str] | None = None
+) -> None:
+    """Write an error to standard error as one JSON object: every kind of error has the same fields."""
+    from arena.cli.json_form import document, dumps
+
+    fields = {
+        "code": code,
+        "message": message,
+        "what": what,
+        "why": why,
+        "fix": fix,
+        "details": dict(details or {}),
+        "exit_code": exit_code,
+    }
+    sys.stderr.write(f"{dumps(document(error=fields))}\n")

@@ -222,10 +222,27 @@ def test_errors_of_the_scheduler_keep_their_class_words_and_code(
     )
 
 
-def test_a_usage_error_is_json_too(arena: Arena) -> None:
-    done = arena("jobs", "--json", "--stat", "x")
-    assert done.code == 2
-    assert json.loads(done.err)["error"]["code"] == "usage"
+@pytest.mark.parametrize(
+    ("argv", "why", "of"),
+    [
+        (("jobs", "--stat", "x"), "No such option '--stat'", "arena jobs"),
+        (("jobs", "--state", "x"), "Invalid value for '--state'", "arena jobs"),
+        (("job",), "Missing argument 'JOB'", "arena job"),
+        (("ckpt", "lst"), "No such command 'lst'", "arena ckpt"),
+        (("jbos",), "No such command 'jbos'", "arena"),
+    ],
+)
+def test_a_usage_error_has_as_json_the_fields_of_any_error(
+    arena: Arena, argv: tuple[str, ...], why: str, of: str
+) -> None:
+    done = arena(*argv, "--json")
+    assert (done.code, done.out) == (2, "")
+    said = json.loads(done.err)["error"]
+    assert set(said) == {"code", "message", "what", "why", "fix", "details", "exit_code"}
+    assert (said["code"], said["details"], said["exit_code"]) == ("usage", {}, 2)
+    assert said["why"].startswith(why), said
+    assert (said["message"], said["fix"]) == (said["why"], f"see `{of} --help`")
+    assert arena(*of.split()[1:], "--help").code == 0
 
 
 def test_a_fault_of_ours_is_one_line_and_a_traceback_only_on_request(
