@@ -201,17 +201,24 @@ def _tenants_table(study: Study) -> TextTable:
 
 
 def _deadline_table(study: Study) -> TextTable:
+    """Return who met its deadline; MET% is of those that were not cancelled, who neither met nor missed theirs.
+
+    So it is of the same jobs under every policy, however late each lets a user's cancellation come.
+    """
     rows = []
     for policy in study.policies:
         counts = ("count", "met_count", "overrun_count", "cancelled_count")
         total, met, overrun, cancelled = (study.mean(policy, "whole", f"deadline_{one}") or 0.0 for one in counts)
-        share = f"{100 * met / total:.1f}" if total else NOTHING
+        share = f"{100 * met / (total - cancelled):.1f}" if total > cancelled else NOTHING
         rows.append((escaped(policy), f"{total:,.6g}", f"{met:,.6g}", share, f"{overrun:,.6g}", f"{cancelled:,.6g}"))
     return TextTable(
         title="DEADLINES",
         columns=("POLICY", "JOBS", "MET", "MET%", "OVERRAN", "CANCELLED"),
         rows=tuple(rows),
-        note="of those not met, OVERRAN: jobs that had more to do than they declared; CANCELLED: by their users",
+        note=(
+            "of those not met, OVERRAN: jobs that had more to do than they declared; CANCELLED: by their users, "
+            "neither met nor missed, so that MET% is of the others"
+        ),
     )
 
 

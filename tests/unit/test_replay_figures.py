@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from arena.cli.replay_results import Study
+from arena.cli.replay_tables import tables_of
 from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.sim.bootstrap import paired_ratio
@@ -188,3 +190,23 @@ def test_one_seed_has_no_interval_and_nothing_has_no_ratio() -> None:
     assert (ratio.value, ratio.low, ratio.high) == (0.8, None, None)
     assert paired_ratio([float("nan")], [100.0], seed=1) is None
     assert paired_ratio([1.0], [0.0], seed=1) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ((10, 4, 1, 2), ["fcfs", "10", "4", "50.0", "1", "2"]),
+        ((2, 0, 0, 2), ["fcfs", "2", "0", "-", "0", "2"]),
+        ((3, 3, 0, 0), ["fcfs", "3", "3", "100.0", "0", "0"]),
+    ],
+)
+def test_the_share_of_deadlines_met_leaves_out_who_was_cancelled(counts: tuple[int, ...], shown: list[str]) -> None:
+    names = ("count", "met_count", "overrun_count", "cancelled_count")
+    whole = {f"deadline_{name}": count for name, count in zip(names, counts, strict=True)}
+    run = {"policy": "fcfs", "seed": 0, "whole": whole, "steady": None, "window": None, "tenants": []}
+    [found] = [
+        table
+        for table in tables_of(Study(policies=("fcfs",), seeds=(0,), runs=(run,)))
+        if table.title.startswith("DEADLINES")
+    ]
+    assert list(found.rows[0]) == shown
