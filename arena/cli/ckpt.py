@@ -77,7 +77,7 @@ def list_(app: App, path: str) -> None:
 def _write_list(app: App, root: Path, rows: Sequence[Listed], leftovers: Sequence[Leftover]) -> None:
     if rows:
         columns = ("STEP", "COMPLETED", "SIZE", "EPOCH", "PLAN", "STATE")
-        app.out.table(columns, [_row(row) for row in rows], right=("STEP", "SIZE", "EPOCH"))
+        app.out.table(columns, [_row(row) for row in rows], right=("STEP", "SIZE", "EPOCH"), spare=("EPOCH", "PLAN"))
     else:
         from arena_agent.checkpoints.manifest import step_directories
 

@@ -52,13 +52,8 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
     The first one, what a row is about, is whole, to be copied; so are numbers, ids and names wherever they are.
     """
-    lines = (columns, *rows)
-    whole = [max(text_width(line[index]) for line in lines) for index in range(len(columns))]
-    least = [
-        size if index == 0 or size <= _WHOLE_WIDTH_MAX else max(_WHOLE_WIDTH_MAX, _word_width(lines, index))
-        for index, size in enumerate(whole)
-    ]
-    left = width - sum(least) - len(GAP) * (len(columns) - 1)
+    whole, least = _bounds(columns, rows)
+    left = width - _side_by_side(least)
     if left < 0:
         return None
     widths = list(least)
@@ -66,6 +61,41 @@ def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
         widths[min(narrow, key=widths.__getitem__)] += 1
         left -= 1
     return widths
+
+
+def columns_that_fit(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, spare: Sequence[str]
+) -> list[int] | None:
+    """Return which columns of a table have room side by side; None where not even those have that are always there.
+
+    Args:
+        columns: Headings.
+        rows: Cells, as many as headings.
+        width: Columns of the terminal.
+        spare: Headings of those that may be left out, in the order in which they are: what matters least first.
+    """
+    _, least = _bounds(columns, rows)
+    for left_out_count in range(len(spare) + 1):
+        left_out = spare[:left_out_count]
+        kept = [index for index, column in enumerate(columns) if column not in left_out]
+        if _side_by_side([least[index] for index in kept]) <= width:
+            return kept
+    return None
+
+
+def _bounds(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[int], list[int]]:
+    """Return how wide the columns of a table are where there is room, and how narrow each may become."""
+    lines = (columns, *rows)
+    whole = [max(text_width(line[index]) for line in lines) for index in range(len(columns))]
+    least = [
+        size if index == 0 or size <= _WHOLE_WIDTH_MAX else max(_WHOLE_WIDTH_MAX, _word_width(lines, index))
+        for index, size in enumerate(whole)
+    ]
+    return whole, least
+
+
+def _side_by_side(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def _word_width(lines: Sequence[Sequence[str]], index: int) -> int:

@@ -47,7 +47,8 @@ def jobs(
         app.out.document(jobs=listed)
     elif listed:
         columns = ("JOB", "NAME", "USER", "PROJECT", "STATE", "GROUP", "PLAN", "STEP", "LOSS", "SUBMITTED", "RUN TIME")
-        app.out.table(columns, [_row(job) for job in listed], right=("STEP", "LOSS", "RUN TIME"))
+        spare = ("PROJECT", "PLAN", "SUBMITTED", "LOSS", "USER", "RUN TIME", "GROUP")
+        app.out.table(columns, [_row(job) for job in listed], right=("STEP", "LOSS", "RUN TIME"), spare=spare)
     else:
         app.out.line("no jobs")
 
@@ -94,7 +95,9 @@ def _write_job(out: Output, detail: JobDetail, *, verbose: bool) -> None:
     if detail.attempts:
         out.line()
         columns = ("ATTEMPT", "STATE", "GROUP", "PLAN", "ON", "STEPS", "LAUNCHED", "TO READY", "SAVE", "WHY")
-        out.table(columns, [_attempt_row(attempt) for attempt in detail.attempts], right=("TO READY", "SAVE"))
+        spare = ("LAUNCHED", "SAVE", "TO READY", "ON", "PLAN", "GROUP")
+        rows = [_attempt_row(attempt) for attempt in detail.attempts]
+        out.table(columns, rows, right=("TO READY", "SAVE"), spare=spare)
         for attempt in detail.attempts:
             _write_failures(out, attempt, has_tails=verbose)
 

@@ -26,7 +26,8 @@ def nodes(app: App, with_devices: bool) -> None:
         _write_devices(app.out, listed)
     else:
         columns = ("NODE", "STATE", "TYPE", "GPUS", "USED", "DIRTY", "ZONE", "ADDRESS", "SKEW", "ATTEMPTS", "WHY")
-        app.out.table(columns, [_row(node) for node in listed], right=("GPUS", "USED", "DIRTY", "SKEW"))
+        spare = ("SKEW", "ADDRESS", "ZONE", "ATTEMPTS", "DIRTY", "TYPE")
+        app.out.table(columns, [_row(node) for node in listed], right=("GPUS", "USED", "DIRTY", "SKEW"), spare=spare)
 
 
 def _row(node: NodeView) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from arena.cli.folding import GAP, column_widths, folded, row_lines, text_width
+from arena.cli.folding import GAP, column_widths, columns_that_fit, folded, row_lines, text_width
 from arena.cli.quoting import escaped
 from arena.cli.whole_files import writing_error
 from arena.errors import ArenaError
@@ -80,28 +80,47 @@ class Output:
         for line in folded(" ".join(told), self._rich().width) if self.is_terminal else told:
             self.line(line)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        right: Sequence[str] = (),
+        spare: Sequence[str] = (),
+    ) -> None:
         """Write an aligned table without lines; elsewhere than on a terminal nothing is cut.
 
-        There long texts fold within their columns; where it is too narrow even so, each row has lines of its own.
+        There long texts fold within their columns. Where it is too narrow even so, columns that matter least are left
+        out, and named below; where not even the others have room, each row has lines of its own, with all there is.
 
         Args:
             columns: Headings.
             rows: Cells, as many as headings.
             right: Headings of columns that are aligned to the right (numbers).
+            spare: Headings of columns that may be left out, what matters least first.
         """
         if not self.is_terminal:
             self._plain_table(columns, rows, right)
             return
-        terminal_width = self._rich().width
-        widths = column_widths(columns, rows, terminal_width)
-        if widths is None:
-            for row in rows:
-                for index, line in enumerate(row_lines(columns, row, terminal_width)):
-                    self.line(line, style="" if index else "bold")
+        kept = columns_that_fit(columns, rows, self._rich().width, spare)
+        if kept is None:
+            self._records(columns, rows)
             return
+        self._side_by_side([columns[index] for index in kept], [[row[index] for index in kept] for row in rows], right)
+        left_out = ", ".join(column for index, column in enumerate(columns) if index not in kept)
+        if left_out:
+            self.sentence(f"left out: {left_out} (a wider terminal or --json has them)", style="dim")
+
+    def _records(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Write rows that have lines of their own."""
+        for row in rows:
+            for index, line in enumerate(row_lines(columns, row, self._rich().width)):
+                self.line(line, style="" if index else "bold")
+
+    def _side_by_side(self, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]) -> None:
+        """Write a table for which a terminal has room."""
         from rich.table import Table
 
+        widths = column_widths(columns, rows, self._rich().width) or [0] * len(columns)
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, len(GAP), 0, 0))
         for column, width in zip(columns, widths, strict=True):
             justify: Literal["left", "right"] = "right" if column in right else "left"

@@ -24,7 +24,7 @@ _MEMORY_COLUMNS = ("STAGE", "STATE", "GATHERED", "ACTIVATIONS", "WORKING", "LOGI
 def write_grid(out: Output, rows: Sequence[PricedCell], work: Work, *, left_out: int) -> None:
     """Write the feasible groups, the best first."""
     columns = _columns(work)
-    _table(out, columns, [_row(row) for row in rows], flexible=_PLAN_COLUMN)
+    _table(out, columns, [_row(row) for row in rows], flexible=_PLAN_COLUMN, spare=("SURE", "MEMORY", columns[4]))
     note = "MEMORY is of the fullest stage, and what a plan may fill; * is on the Pareto front"
     if any(row.group.node_count > _NODES_LISTED_MAX for row in rows):
         note += "; 16x8 is 16 nodes of 8 GPUs"
@@ -191,7 +191,14 @@ def _best(one: PlanOnGroup) -> str:
     return f"{text}, {one.estimate.iter_time_s / one.best.estimate.iter_time_s:.2f}x the speed"
 
 
-def _table(out: Output, columns: Sequence[str], rows: Sequence[Sequence[str]], *, flexible: int | None = None) -> None:
+def _table(
+    out: Output,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    flexible: int | None = None,
+    spare: Sequence[str] = (),
+) -> None:
     """Write a table of numbers.
 
     Args:
@@ -199,8 +206,10 @@ def _table(out: Output, columns: Sequence[str], rows: Sequence[Sequence[str]], *
         columns: Headings.
         rows: Cells, as many as headings.
         flexible: Index of the column of plans; those behind it are numbers.
+        spare: Headings of columns that may be left out where it is narrow, what matters least first.
     """
-    out.table(columns, rows, right=[name for index, name in enumerate(columns) if index and index != flexible])
+    right = [name for index, name in enumerate(columns) if index and index != flexible]
+    out.table(columns, rows, right=right, spare=spare)
 
 
 def gib(size_bytes: int) -> str:

@@ -180,7 +180,8 @@ def _write_active(out: Output, view: StatusView) -> None:
         for job in view.active_jobs
     ]
     out.line()
-    out.table((*columns, "CHECKPOINT"), rows, right=("STEP", "LOSS", "TOKENS/S", "RESTARTS"))
+    spare = ("RESTARTS", "CHECKPOINT", "ON", "PLAN", "USER", "TOKENS/S", "LOSS", "GROUP")
+    out.table((*columns, "CHECKPOINT"), rows, right=("STEP", "LOSS", "TOKENS/S", "RESTARTS"), spare=spare)
     _write_left_out(out, view, view.active_jobs, waiting=False)
 
 
@@ -197,7 +198,7 @@ def _write_waiting(out: Output, view: StatusView) -> None:
         for job in view.waiting_jobs
     ]
     out.line()
-    out.table(("WAITING", "NAME", "USER", "STATE", "SINCE", "WHY"), rows)
+    out.table(("WAITING", "NAME", "USER", "STATE", "SINCE", "WHY"), rows, spare=("USER", "SINCE"))
     _write_left_out(out, view, view.waiting_jobs, waiting=True)
 
 

@@ -77,12 +77,24 @@ def test_no_number_state_or_date_is_broken_on_a_narrow_terminal(monkeypatch: pyt
     assert all(word in words for word in rows[0][4].split()), "in this order"
 
 
-def test_a_narrow_terminal_folds_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown_on_terminal(monkeypatch, COLUMNS="100"))
+@pytest.mark.parametrize(
+    ("columns", "shown", "left_out"),
+    [
+        (70, "dp2 tp4 pp1 mb4 zero1", ""),
+        (100, "a100-80 4+4  1234/5000  2.3457", "USER, PLAN, ON, TOKENS/S, RESTARTS, CHECKPOINT"),
+        (145, "dp2 tp4 pp1 mb4 zero1", "ON, RESTARTS, CHECKPOINT"),
+        (190, "42.0s ago", ""),
+    ],
+)
+def test_a_narrow_terminal_cuts_nothing_and_names_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, columns: int, shown: str, left_out: str
+) -> None:
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown_on_terminal(monkeypatch, COLUMNS=str(columns)))
     assert "…" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    for whole in ("pretrain-a-model-with-a-name-of-forty-chars", "dp2 tp4 pp1 mb4 zero1", "128,000", "42.0s ago"):
+    assert max(map(len, text.splitlines())) <= columns
+    for whole in ("pretrain-a-model-with-a-name-of-forty-chars", "1234/5000", "running", shown):
         assert whole in text
+    assert re.findall(r"left out: (.*) \(", text) == ([left_out] if left_out else [])
 
 
 def test_names_cannot_steer_the_terminal(arena: Arena) -> None:
