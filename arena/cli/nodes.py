@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
 import click
 
 from arena.cli import words
@@ -9,7 +12,15 @@ from arena.cli.app import App, command
 from arena.cli.numbers import Duration
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
-from arena.rpc.views import NodeView
+from arena.domain.leaving import leave_at_s, may_be_repeated
+from arena.domain.records import JobState
+from arena.rpc.views import JobView, NodeView
+
+if TYPE_CHECKING:
+    from arena.client import ArenaClient
+
+_STAYING = (JobState.STARTING, JobState.RUNNING)
+"""States of jobs that would stay on a node if it were not drained: the others leave it anyway."""
 
 
 @command(short_help="List nodes and their devices.")
@@ -83,11 +94,18 @@ def drain(app: App, node_id: str, why: str, within_s: float | None) -> None:
 
     With --within its jobs are moved in time: those that keep checkpoints are saved ten minutes before (those that are
     about to end, or may not be stopped, later) and go on elsewhere, others run on until shortly before, and what is
-    left after so long is killed.
+    left after so long is killed. It says what becomes of each job that runs there.
     """
     with app.client() as client:
         node = client.drain(node_id, why=why, within_s=within_s)
-    _tell(app, node)
+        jobs = _jobs_on(client, node)
+    until_s = node.drain.until_s if node.drain is not None else None
+    if app.out.json_mode:
+        ids = {what: [one.job_id for one in jobs if _fate(one, until_s) == what] for what in ("moved", "ended", "kept")}
+        app.out.document(node=node, **ids)
+    else:
+        _tell(app, node)
+        _write_fates(app.out, node, jobs, until_s)
     if within_s is not None and (node.drain is None or node.drain.until_s is None):
         click.echo("warning: this scheduler is older and knows no --within: what runs there runs to its end", err=True)
 
@@ -101,6 +119,40 @@ def undrain(app: App, node_id: str) -> None:
     """
     with app.client() as client:
         _tell(app, client.undrain(node_id))
+
+
+def _jobs_on(client: ArenaClient, node: NodeView) -> list[JobView]:
+    """Return the jobs that run on a node, in the order of their ids; not those that are at their end."""
+    if not node.attempt_ids:
+        return []
+    here = sorted(job.job_id for job in client.jobs(states=_STAYING) if job.attempt_id in node.attempt_ids)
+    return [client.job(job_id).job for job_id in here]
+
+
+def _fate(job: JobView, until_s: float | None) -> Literal["moved", "ended", "kept"]:
+    """Return what becomes of a job whose node is to be empty by an instant, or just gets nothing new."""
+    if until_s is None:
+        return "kept"
+    return "ended" if words.is_command(job) else "moved"
+
+
+def _write_fates(out: Output, node: NodeView, jobs: Sequence[JobView], until_s: float | None) -> None:
+    for job in jobs:
+        out.sentence(f"  {words.named(job)} {_fate_text(job, until_s)}", hanging=4)
+    if jobs and until_s is not None:
+        out.sentence(f"`arena undrain {quoted(node.node_id)}` before then leaves them where they are")
+
+
+def _fate_text(job: JobView, until_s: float | None) -> str:
+    if until_s is None:
+        return "runs on to its end"
+    if not words.is_command(job):
+        return "is saved and goes on elsewhere"
+    at_s, is_repeatable = until_s, False
+    if job.spec is not None:
+        at_s, is_repeatable = leave_at_s(job.spec, until_s), may_be_repeated(job.spec)
+    then = "started anew elsewhere" if is_repeatable else "held"
+    return f"is a program: ended at {words.time_text(at_s)} unless it is over by then, and {then}"
 
 
 def _tell(app: App, node: NodeView) -> None:

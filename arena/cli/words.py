@@ -53,10 +53,14 @@ def tells_steps(job: JobView) -> bool:
     return bool(job.progress.step) or job.progress.loss is not None or job.step_limit is not None
 
 
+def is_command(job: JobView) -> bool:
+    """Return whether a job is its user's own program; of others' jobs only plans are known."""
+    return job.spec.command is not None if job.spec is not None else job.plan is None and job.group is not None
+
+
 def is_program(job: JobView) -> bool:
-    """Return whether a job is a program that tells nothing of how far it is; of others' jobs only plans are known."""
-    is_command = job.spec.command is not None if job.spec is not None else job.plan is None and job.group is not None
-    return is_command and not tells_steps(job)
+    """Return whether a job is a program that tells nothing of how far it is."""
+    return is_command(job) and not tells_steps(job)
 
 
 def step_text(job: JobView) -> str:

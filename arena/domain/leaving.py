@@ -34,3 +34,8 @@ def leave_at_s(spec: JobSpec, until_s: float, *, ahead_s: float = LEAVE_AHEAD_S)
 def last_leave_at_s(spec: JobSpec, told_at_s: float, until_s: float) -> float:
     """Return until when a job that would end by itself is waited for: with two graces to spare, or half of the time."""
     return until_s - min(GRACES_TO_SPARE * spec.grace_s, (until_s - told_at_s) / 2)
+
+
+def may_be_repeated(spec: JobSpec) -> bool:
+    """Return whether a job may start anew after its node had to be left: only its user knows that of a program."""
+    return spec.preemptible or spec.restarts_max > 0 or spec.keeps_checkpoints

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 
 from arena.domain.launch import NodeId
+from arena.domain.leaving import may_be_repeated
 from arena.domain.reason import Reason, ReasonCode, reason
 from arena.domain.records import NODE_GOES, AttemptRecord, EndKind, EntryKind, JobRecord, JobState, Wish
 from arena.domain.replacing import replace
@@ -92,7 +93,7 @@ def _was_asked_to_stop(attempt: AttemptRecord, outcome: EndKind) -> bool:
 def _may_be_repeated(job: JobRecord, attempt: AttemptRecord) -> bool:
     """Tell whether a job may start anew after its node had to be left: only its user knows that of a program."""
     is_going = attempt.stop_cause is not None and attempt.stop_cause.code in NODE_GOES
-    return not is_going or job.spec.preemptible or job.spec.restarts_max > 0 or job.spec.keeps_checkpoints
+    return not is_going or may_be_repeated(job.spec)
 
 
 def _after_stop(draft: Draft, job: JobRecord, attempt: AttemptRecord) -> None:

@@ -13,6 +13,7 @@ import grpc
 
 from arena.client import LogChunk
 from arena.domain.job import JobId
+from arena.domain.launch import AttemptId, DeviceId
 from arena.domain.reason import Reason
 from arena.domain.records import AttemptRecord, Drain, HistoryEntry, JobRecord, NodeRecord, Wish
 from arena.errors import ArenaError, NotFoundError
@@ -239,13 +240,16 @@ class _Service:
         shown = self._fake.decisions[: request.count_max or None]
         return admin_pb.ListDecisionsResponse(decisions=[codec.decision_to_proto(item) for item in shown])
 
-    def _ListNodes(self, request: Any) -> Any:
-        holders = {
+    def _holders(self) -> dict[DeviceId, AttemptId]:
+        return {
             device: item.attempt_id
             for item in self._fake.attempts
             if item.is_live
             for device in item.allocation.device_ids
         }
+
+    def _ListNodes(self, request: Any) -> Any:
+        holders = self._holders()
         page, token = _page(self._fake.nodes, request.page_token)
         return admin_pb.ListNodesResponse(
             nodes=[codec.node_to_proto(node, holders) for node in page],
@@ -256,7 +260,7 @@ class _Service:
     def _DrainNode(self, request: Any) -> Any:
         until_s = request.within_s if request.HasField("within_s") and self._fake.knows_within else None
         node = replace(self._node(request.node_id), drain=Drain(by="ann", at_s=0.0, why=request.why, until_s=until_s))
-        return admin_pb.DrainNodeResponse(node=codec.node_to_proto(node, {}))
+        return admin_pb.DrainNodeResponse(node=codec.node_to_proto(node, self._holders()))
 
     def _UndrainNode(self, request: Any) -> Any:
         return admin_pb.UndrainNodeResponse(node=codec.node_to_proto(self._node(request.node_id), {}))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from arena.domain.allocation import GpuGroup
+from arena.domain.cluster import Device
 from arena.domain.job import JobId
+from arena.domain.launch import DeviceId
 from arena.domain.reason import ReasonCode, reason
 from arena.domain.records import JobState, Wish
 from arena.errors import (
@@ -21,7 +24,7 @@ from arena.errors import (
     UserError,
 )
 from arena.rpc.views import DecidedJob, DecisionView
-from tests.builders import job_record, train_spec
+from tests.builders import command_spec, job_record, train_spec
 from tests.fakes import cluster_of_views as canned
 from tests.fakes.command_line import Arena
 from tests.fakes.scheduler_server import FakeScheduler
@@ -333,6 +336,52 @@ def test_a_node_is_to_be_empty_within_a_time(arena: Arena, within: str, seconds:
     done = arena("drain", "n1", "--why", "x", "--within", within, "--json")
     assert done.document["node"]["drain"]["until_s"] == seconds
     assert done.err == ""
+
+
+@pytest.fixture
+def busy(fake: FakeScheduler) -> FakeScheduler:
+    """On n1 a training job, a program, one that may be repeated, and one that is over soon; elsewhere others."""
+    terms = {"safe": {"preemptible": True}, "retried": {"preemptible": False, "retry": {"restarts_max": 2}}}
+    fake.attempts, fake.jobs = [], {}
+    for index, name in enumerate(("train", "tool", "safe", "retried", "gone", "elsewhere")):
+        own = terms.get(name, {"preemptible": False})
+        spec = train_spec(name) if name == "train" else command_spec(name, grace_s=30.0, **own)
+        where = (("n2" if name == "elsewhere" else "n1", (index,)),)
+        attempt = canned.attempt(f"j-{index}", 1, where, None)
+        state = JobState.FINISHING if name == "gone" else JobState.RUNNING
+        fake.add_job(job_record(f"j-{index}", spec, state=state, epoch=1, attempt_id=attempt.attempt_id))
+        fake.attempts.append(attempt)
+    devices = tuple(Device(device_id=DeviceId(f"n1/vgpu-{index}"), index=index) for index in range(6))
+    fake.nodes[0] = replace(fake.nodes[0], info=replace(fake.nodes[0].info, devices=devices))
+    return fake
+
+
+def test_a_drain_says_which_jobs_it_moves_and_which_programs_it_ends(arena: Arena, busy: FakeScheduler) -> None:
+    ended = "is a program: ended at 1970-01-01 00:09:30 unless it is over by then, and"
+    assert arena("drain", "n1", "--why", "x", "--within", "10m").out.splitlines() == [
+        "n1 is ready",
+        "  j-0 (train) is saved and goes on elsewhere",
+        f"  j-1 (tool) {ended} held",
+        f"  j-2 (safe) {ended} started anew elsewhere",
+        f"  j-3 (retried) {ended} started anew elsewhere",
+        "`arena undrain n1` before then leaves them where they are",
+    ]
+    document = arena("drain", "n1", "--why", "x", "--within", "10m", "--json").document
+    assert [document[name] for name in ("moved", "ended", "kept")] == [["j-0"], ["j-1", "j-2", "j-3"], []]
+
+
+def test_a_drain_without_a_time_says_who_runs_on(arena: Arena, busy: FakeScheduler) -> None:
+    for busy.knows_within, within in ((True, ()), (False, ("--within", "10m"))):
+        done = arena("drain", "n1", "--why", "x", *within)
+        assert done.out.splitlines()[:2] == ["n1 is ready", "  j-0 (train) runs on to its end"]
+        assert len(done.out.splitlines()) == 5
+        document = arena("drain", "n1", "--why", "x", *within, "--json").document
+        assert [document[name] for name in ("moved", "ended", "kept")] == [[], [], ["j-0", "j-1", "j-2", "j-3"]]
+
+
+def test_a_drain_of_an_idle_node_says_no_more(arena: Arena, busy: FakeScheduler) -> None:
+    busy.attempts.clear()
+    assert arena("drain", "n1", "--why", "x", "--within", "10m").out == "n1 is ready\n"
 
 
 def test_a_scheduler_that_knows_no_time_of_a_drain_is_not_taken_to_move_jobs(arena: Arena, fake: FakeScheduler) -> None:
