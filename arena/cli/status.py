@@ -13,6 +13,7 @@ from arena.cli.app import App, command
 from arena.cli.output import Output
 from arena.cli.quoting import escaped, quoted
 from arena.cli.reason_texts import said_of, sentence
+from arena.domain.records import JobState
 from arena.domain.tenants import Guarantee
 from arena.rpc.views import GpuCounts, JobView, StatusView, TenantShare
 from arena.units import format_duration
@@ -21,6 +22,8 @@ _BAR_CELLS = 20
 _SHARES_IN_LINE_MAX = 4
 """Projects with shares that have a line of their own; more are a table."""
 _GPU_MARKS = (("used", "#"), ("draining", "-"), ("dirty", "x"), ("down", "!"), ("free", "."))
+_WHERE_SHOWN: Mapping[str, str] = {JobState.FAILED: "arena jobs --state failed"}
+"""Of jobs that are over, those that somebody should look at."""
 State = TypeVar("State", bound=StrEnum)
 
 
@@ -44,7 +47,7 @@ def write_status(out: Output, view: StatusView) -> None:
     out.line()
     _write_gpus(out, view.gpus)
     out.line()
-    out.sentence(f"JOBS   {_counts_text(view.job_count_by_state)}", hanging=7)
+    out.sentence(f"JOBS   {_counts_text(view.job_count_by_state, _WHERE_SHOWN)}", hanging=7)
     out.sentence(f"NODES  {_counts_text(view.node_count_by_state)}", hanging=7)
     if len(view.tenants) <= _SHARES_IN_LINE_MAX:
         for index, tenant in enumerate(view.tenants):
@@ -156,8 +159,18 @@ def gpu_bar(counts: GpuCounts, cell_count: int = _BAR_CELLS) -> str:
     return "".join(mark * cells.get(name, 0) for name, mark in _GPU_MARKS)
 
 
-def _counts_text(counts: Mapping[State, int]) -> str:
-    return ", ".join(f"{count} {state.value}" for state, count in counts.items() if count) or "none"
+def _counts_text(counts: Mapping[State, int], where_shown: Mapping[str, str] | None = None) -> str:
+    """Return how many are in each state, with the command that shows those that no list below has.
+
+    Args:
+        where_shown: The command, by state.
+    """
+    told = [
+        f"{count} {state.value}{f' (see `{command}`)' if (command := (where_shown or {}).get(state)) else ''}"
+        for state, count in counts.items()
+        if count
+    ]
+    return ", ".join(told) or "none"
 
 
 def _write_active(out: Output, view: StatusView) -> None:

@@ -13,7 +13,7 @@ from arena.cli.status import gpu_bar, write_status
 from arena.domain.cluster import NodeState
 from arena.domain.job import EvaluationSpec
 from arena.domain.reason import Reason, ReasonCode, reason
-from arena.domain.records import Drain
+from arena.domain.records import Drain, JobState
 from arena.rpc.v1 import common_pb2
 from arena.rpc.views import GpuCounts
 from tests.builders import job_record, train_spec
@@ -224,3 +224,22 @@ def test_a_program_says_nothing_of_steps_and_checkpoints_that_it_does_not_tell(
 )
 def test_what_is_one_is_not_many(said: Reason, text: str) -> None:
     assert str(said) == text
+
+
+@pytest.mark.parametrize("columns", [None, 40, 80])
+def test_a_status_that_counts_failed_jobs_says_how_to_see_them(
+    arena: Arena, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch, columns: int | None
+) -> None:
+    assert "--state failed" not in arena("status").out
+    assert fake.status is not None
+    fake.status = replace(fake.status, job_count_by_state={JobState.RUNNING: 2, JobState.FAILED: 1})
+    fake.add_job(job_record("7k2-8", train_spec("broken"), state=JobState.FAILED, error="no such file"))
+    shown = arena("status").out
+    assert "\nJOBS   2 running, 1 failed (see `arena jobs --state failed`)\n" in shown
+    if columns is not None:
+        terminal = terminal_of(columns, monkeypatch)
+        write_status(Output(json_mode=False, stream=terminal), fake.status)
+        shown = "\n".join(terminal.lines)
+    [command] = re.findall(r"`arena (jobs --state failed)`", shown)
+    listed = arena(*command.split())
+    assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (0, ["JOB", "7k2-8"])
