@@ -6,6 +6,7 @@ GIB = 1024**3
 
 MINUTE_S = 60.0
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
 
 
 def format_bytes(size_bytes: float) -> str:

@@ -8,9 +8,8 @@ from itertools import groupby
 from textwrap import wrap
 from typing import Any
 
-from arena.cli.replay_pictures import drawn, new_figure, plain
+from arena.cli.replay_pictures import drawn, new_figure, plain, time_unit
 from arena.cli.replay_runs import Document
-from arena.units import HOUR_S
 
 _COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#0072B2", "#D55E00", "#999999")
 """Okabe and Ito, as of curves, with yellow, since areas are bounded by white."""
@@ -50,12 +49,13 @@ def gantt_png(run: Document, *, until_s: float) -> bytes:
     rows, blocks = run["rows"], list(blocks_of(run["bars"]))
     figure, axes = new_figure(max(_HEIGHT_MIN_INCHES, min(_HEIGHT_MAX_INCHES, 1.1 + _ROW_INCHES * len(rows))))
     colours = colour_indices(blocks)
+    unit, unit_s = time_unit(until_s)
     for block in blocks:
-        _draw(axes, block, _COLOURS[colours[block.job_id]])
-    _label(axes, blocks, until_s)
+        _draw(axes, block, _COLOURS[colours[block.job_id]], unit_s)
+    _label(axes, blocks, until_s, unit_s)
     _name_rows(axes, rows)
-    axes.set_xlim(0, max(until_s, 1.0) / HOUR_S)
-    axes.set_xlabel("time (h)")
+    axes.set_xlim(0, max(until_s, 1.0) / unit_s)
+    axes.set_xlabel(f"time ({unit})")
     return drawn(figure, axes, handles=_legend())
 
 
@@ -104,18 +104,18 @@ def colour_indices(blocks: Sequence[Block]) -> dict[str, int]:
     return found
 
 
-def _draw(axes: Any, block: Block, colour: str) -> None:
+def _draw(axes: Any, block: Block, colour: str, unit_s: float) -> None:
     at, height = block.first_row - 0.5 + _GAP / 2, block.row_count - _GAP
-    from_h, ready_h, until_h = (value / HOUR_S for value in (block.from_s, block.ready_s, block.until_s))
+    begin, ready, end = (at_s / unit_s for at_s in (block.from_s, block.ready_s, block.until_s))
     for left, right, style in (
-        (from_h, ready_h, {"facecolor": "white", "edgecolor": colour, "hatch": "////"}),
-        (ready_h, until_h, {"facecolor": colour, "edgecolor": "white", "alpha": _ALPHA}),
+        (begin, ready, {"facecolor": "white", "edgecolor": colour, "hatch": "////"}),
+        (ready, end, {"facecolor": colour, "edgecolor": "white", "alpha": _ALPHA}),
     ):
         if right > left:
             axes.barh(at, right - left, left=left, height=height, align="edge", linewidth=0.6, **style)
 
 
-def _label(axes: Any, blocks: Sequence[Block], until_s: float) -> None:
+def _label(axes: Any, blocks: Sequence[Block], until_s: float, unit_s: float) -> None:
     """Name attempts, each once, as far as there is room: in what ran, or in all of it where that is too short."""
     from matplotlib.patheffects import withStroke
 
@@ -132,7 +132,7 @@ def _label(axes: Any, blocks: Sequence[Block], until_s: float) -> None:
             row = block.first_row + (block.row_count - 1) / 2
             halo = [withStroke(linewidth=1.5, foreground="white")]
             lines = "\n".join(f" {line}" for line in plain(text).splitlines())
-            axes.text(from_s / HOUR_S, row, lines, va="center", fontsize=6, clip_on=True, path_effects=halo)
+            axes.text(from_s / unit_s, row, lines, va="center", fontsize=6, clip_on=True, path_effects=halo)
 
 
 def _room(length_s: float, until_s: float) -> int:

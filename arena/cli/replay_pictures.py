@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from arena.cli.replay_results import Study
-from arena.units import HOUR_S
+from arena.units import DAY_S, HOUR_S, MINUTE_S
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Told apart by people with any kind of colour vision: Okabe and Ito, Color Universal Design (2008), without yellow."""
@@ -29,6 +29,9 @@ _WIDTH_MAX, _WIDTH_MIN, _WIDTH_STEP = 2.6, 1.0, 0.45
 _LEGEND_CHARACTERS, _LEGEND_GAP = 140, 9
 """Characters that fit across a picture, and what a line sample and the space around it take of them."""
 _SAME = 1e-9
+_UNITS = (("d", DAY_S), ("h", HOUR_S), ("min", MINUTE_S))
+_UNITS_MIN = 3.0
+"""So many of a unit make it the one of an axis: fewer would be numbered by fractions."""
 _DECADES_NUMBERED_FINELY = 1e4
 Values = npt.NDArray[np.float64]
 
@@ -100,17 +103,23 @@ def series_png(study: Study, field: str, label: str, *, limit: float | None = No
         series = study.runs_of(policy)[0]["series"]
         if series["edges_s"]:
             edges, values = (np.array(series[name], dtype=np.float64) for name in ("edges_s", field))
-            found[policy] = Curve(policies=(policy,), x=edges / HOUR_S, y=values)
+            found[policy] = Curve(policies=(policy,), x=edges, y=values)
+    unit, unit_s = time_unit(max((float(curve.x[-1]) for curve in found.values()), default=0.0))
     figure, axes = new_figure(3.2)
     for index, curve in enumerate(together(found)):
-        axes.stairs(curve.y, curve.x, label=curve.label, baseline=0, **_style(study, curve, index))
+        axes.stairs(curve.y, curve.x / unit_s, label=curve.label, baseline=0, **_style(study, curve, index))
     if limit is not None:
         axes.axhline(limit, color="grey", linewidth=0.8, linestyle=":", label=f"all {limit:,.0f} GPUs", zorder=0)
-    axes.set_xlabel("time (h)")
+    axes.set_xlabel(f"time ({unit})")
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
     axes.tick_params(axis="y", labelsize=8)
     return drawn(figure, axes)
+
+
+def time_unit(span_s: float) -> tuple[str, float]:
+    """Return the unit of a time axis that is so long, and its seconds."""
+    return next(((name, unit_s) for name, unit_s in _UNITS if span_s >= _UNITS_MIN * unit_s), ("s", 1.0))
 
 
 def together(curve_by_policy: Mapping[str, Curve]) -> list[Curve]:

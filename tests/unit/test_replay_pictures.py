@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from arena.cli.replay_gantt import Block, blocks_of, colour_indices, label_text
+from arena.cli import replay_gantt, replay_pictures
+from arena.cli.replay_gantt import Block, blocks_of, colour_indices, gantt_png, label_text
 from arena.cli.replay_pictures import cdf_png, jct_curve, series_png, together
 from arena.cli.replay_results import Study
 
@@ -106,3 +107,41 @@ def test_a_high_block_has_its_plan_in_several_lines() -> None:
     assert label_text("d36ea58c", label, room=12, line_count=4) == "d36ea58c\na100-80 4+4:\ndp4 tp2 pp1"
     assert label_text("d36ea58c", label, room=12, line_count=2) == "d36ea58c"
     assert label_text("d36ea58c", label, room=6, line_count=9) == "d36ea…"
+
+
+@pytest.mark.parametrize(
+    ("span_s", "label", "last"),
+    [
+        (0.0, "time (s)", 0.0),
+        (90.0, "time (s)", 90.0),
+        (179.0, "time (s)", 179.0),
+        (180.0, "time (min)", 3.0),
+        (2 * 3600.0, "time (min)", 120.0),
+        (3 * 3600.0, "time (h)", 3.0),
+        (2 * 86_400.0, "time (h)", 48.0),
+        (30 * 86_400.0, "time (d)", 30.0),
+    ],
+)
+def test_time_is_in_the_unit_of_what_a_replay_lasted(
+    monkeypatch: pytest.MonkeyPatch, span_s: float, label: str, last: float
+) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+
+    def look_at(figure: Any, axes: Any, **how: Any) -> bytes:
+        drawn.append(axes)
+        return b""
+
+    for module in (replay_pictures, replay_gantt):
+        monkeypatch.setattr(module, "drawn", look_at)
+    short = run("fcfs", [1.0]) | {"series": {"edges_s": [0.0, span_s / 2], "speed": [1.0]}}
+    whole = run("srtf", [1.0]) | {"series": {"edges_s": [0.0, span_s], "speed": [2.0]}}
+    series_png(study(short, whole), "speed", "speed")
+    chart = {"rows": ["n1/0", "n1/1"], "bars": [bar(0, "a", 0.0, span_s, span_s / 10), bar(1, "b", 0.0, span_s)]}
+    gantt_png(chart, until_s=span_s)
+    series, gantt = drawn
+    assert [series.get_xlabel(), gantt.get_xlabel()] == [label, label]
+    assert max(patch.get_data().edges[-1] for patch in series.patches) == pytest.approx(last)
+    ends = [patch.get_x() + patch.get_width() for patch in gantt.patches]
+    assert max(ends, default=0.0) == pytest.approx(last)
+    assert gantt.get_xlim() == pytest.approx((0.0, last or 1.0))

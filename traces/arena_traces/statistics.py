@@ -16,11 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from arena.domain.trace import TraceOutcome
-from arena.units import HOUR_S
+from arena.units import DAY_S, HOUR_S
 from arena_traces.trace import Trace
 
 _PERCENTS = (10.0, 50.0, 90.0, 99.0)
-_DAY_S = 24 * HOUR_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class TraceStatistics:
     @property
     def span_days(self) -> float:
         """The span in days."""
-        return self.span_s / _DAY_S
+        return self.span_s / DAY_S
 
 
 def statistics(trace: Trace, *, gpu_count: int | None = None) -> TraceStatistics:
