@@ -193,7 +193,7 @@ def _write_active(out: Output, view: StatusView) -> None:
         for job in view.active_jobs
     ]
     out.line()
-    spare = ("RESTARTS", "CHECKPOINT", "ON", "PLAN", "USER", "TOKENS/S", "LOSS", "GROUP")
+    spare = ("RESTARTS", "CHECKPOINT", "USER", "TOKENS/S", "ON", "LOSS", "PLAN", "GROUP")
     out.table((*columns, "CHECKPOINT"), rows, right=("STEP", "LOSS", "TOKENS/S", "RESTARTS"), spare=spare)
     _write_left_out(out, view, view.active_jobs, waiting=False)
 

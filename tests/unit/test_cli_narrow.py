@@ -215,7 +215,7 @@ def plain_folder(folder: Path, fake: FakeScheduler) -> Path:
 @pytest.mark.parametrize(
     ("argv", "shown", "left_out"),
     [
-        (("status",), ("NAME", "USER", "STATE", "GROUP", "STEP", "LOSS", "WHY"), {"PLAN", "RESTARTS", "CHECKPOINT"}),
+        (("status",), ("NAME", "STATE", "GROUP", "PLAN", "STEP", "WHY"), {"RESTARTS", "CHECKPOINT"}),
         (("jobs",), ("JOB", "NAME", "USER", "STATE", "GROUP", "STEP", "RUN TIME"), {"PROJECT", "PLAN", "SUBMITTED"}),
         (("job", "7k2-1"), ("ATTEMPT", "STATE", "GROUP", "STEPS", "WHY"), {"LAUNCHED", "SAVE"}),
         (("nodes",), ("NODE", "STATE", "TYPE", "GPUS", "USED", "WHY"), {"ADDRESS", "SKEW"}),

@@ -81,8 +81,8 @@ def test_no_number_state_or_date_is_broken_on_a_narrow_terminal(monkeypatch: pyt
     ("columns", "shown", "left_out"),
     [
         (70, "dp2 tp4 pp1 mb4 zero1", ""),
-        (100, "a100-80 4+4  1234/5000  2.3457", "USER, PLAN, ON, TOKENS/S, RESTARTS, CHECKPOINT"),
-        (145, "dp2 tp4 pp1 mb4 zero1", "ON, RESTARTS, CHECKPOINT"),
+        (100, "a100-80 4+4  1234/5000", "USER, PLAN, ON, LOSS, TOKENS/S, RESTARTS, CHECKPOINT"),
+        (145, "dp2 tp4 pp1 mb4 zero1  n1:4 n2:4", "USER, RESTARTS, CHECKPOINT"),
         (190, "42.0s ago", ""),
     ],
 )
