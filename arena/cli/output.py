@@ -108,7 +108,7 @@ class Output:
         self._side_by_side([columns[index] for index in kept], [[row[index] for index in kept] for row in rows], right)
         left_out = ", ".join(column for index, column in enumerate(columns) if index not in kept)
         if left_out:
-            self.sentence(f"left out: {left_out} (a wider terminal or --json has them)", style="dim")
+            self.sentence(f"left out: {left_out} (in --json, or a wider terminal)", style="dim")
 
     def _records(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Write rows that have lines of their own."""
