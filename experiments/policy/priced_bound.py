@@ -31,6 +31,9 @@ ROUNDS = 90
 WORK_PRICES = 48
 """Prices of a job's whole work that its least rent is looked for among; any of them gives a bound."""
 
+FIRST_PRICE = 0.2
+"""Of a GPU-second, in the unit of steps: from nothing the first step would be as large as the first excess."""
+
 STEP = 0.12
 STEP_HALVED_AFTER = 40
 
@@ -102,7 +105,7 @@ def _edges_s(works: Sequence[Work], capacity: Floats, count: int) -> Floats:
 
 
 def _carried(prices: Floats, before_s: Floats, edges_s: Floats, type_count: int) -> Floats:
-    """Return prices of one division for another; where there were none GPUs are free."""
+    """Return prices of one division for another; zeros where there were none."""
     if not before_s.size:
         return np.zeros((type_count, len(edges_s) - 1))
     at = np.searchsorted(before_s, (edges_s[:-1] + edges_s[1:]) / 2, side="right") - 1
@@ -117,7 +120,10 @@ def _raised(jobs: Sequence[_Job], capacity: Floats, edges_s: Floats, prices: Flo
     """
     scale = sum(job.times_s.min() for job in jobs) / sum((job.times_s * job.counts.sum(axis=1)).min() for job in jobs)
     supply = capacity[:, None] * np.diff(edges_s)
-    best_s, best, mean_excess = -np.inf, prices, np.zeros_like(prices)
+    best_s, best, mean_excess = _answered(jobs, capacity, edges_s, prices).value_s, prices, np.zeros_like(prices)
+    if not prices.any():
+        prices = np.full_like(prices, FIRST_PRICE * scale)
+        prices[:, -1] = 0.0
     for turn in range(ROUNDS):
         found = _answered(jobs, capacity, edges_s, prices)
         if found.value_s > best_s:

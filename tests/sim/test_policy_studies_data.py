@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from arena.planner.tables import TableGrids
 from experiments.arena_traces.tables import Tables, cluster
 from experiments.policy.arrivals import Arrivals, ArrivalSource
-from experiments.policy.bounds import bound_of, works_of
+from experiments.policy.bounds import bound_of, gpu_counts_of, works_of
 from experiments.policy.cases import Setting, case_of
 from experiments.policy.data_parallel import data_parallel_grids, read_estimates
 from experiments.policy.loads import GPUS_PER_TYPE
-from experiments.policy.rubick import PLACEMENTS, WORKLOAD, read_jobs, read_times
+from experiments.policy.priced_bound import priced_mean_s
+from experiments.policy.rubick import PLACEMENTS, RESTART_S, WORKLOAD, read_jobs, read_times, shape
 from experiments.policy.run import main
 
 FOLDER = Path(os.environ.get("ARENA_DATA_DIR", "../shared"))
@@ -35,13 +37,13 @@ def test_draws_have_the_jobs_and_the_load_that_are_wished(arrivals: Arrivals) ->
     draws = [source.drawn(seed) for seed in (0, 1)]
     contents = [[(job.workload, job.step_count) for job in one.jobs] for one in draws]
     assert contents[0] != contents[1]
-    shape = cluster(GPUS_PER_TYPE[arrivals])
-    one = case_of(draws[0], tables.grids(), shape, setting=Setting(load=0.9), seed=0)
+    gpus = cluster(GPUS_PER_TYPE[arrivals])
+    one = case_of(draws[0], tables.grids(), gpus, setting=Setting(load=0.9), seed=0)
     jobs = one.scenario.jobs
     assert 300 <= len(jobs) <= 500
     gpu_seconds = sum(job.alone_s * job.gpu_count for job in jobs)
     span_s = jobs[-1].job.submitted_at_s
-    assert gpu_seconds / span_s / shape.gpu_count == pytest.approx(0.9)
+    assert gpu_seconds / span_s / gpus.gpu_count == pytest.approx(0.9)
     # Long against a job, so that its beginning and end do not decide.
     assert span_s > 15 * sum(job.alone_s for job in jobs) / len(jobs)
 
@@ -62,6 +64,15 @@ def test_rubicks_workload_runs_on_what_was_measured() -> None:
     for model, rows in times.items():
         assert all(time_s is not None and time_s > 0 for time_s in rows.values()), model
         assert max(group.gpu_count for group in rows) <= 64
+
+
+def test_the_priced_bound_of_rubicks_workload_is_above_what_its_jobs_take_alone() -> None:
+    grids = TableGrids(name="rubick placements", iter_time_s=read_times(FOLDER / PLACEMENTS))
+    one = case_of(read_jobs(FOLDER / WORKLOAD), grids, shape(), setting=Setting(restart_s=RESTART_S), seed=0)
+    works = works_of(one)
+    # All jobs on their fastest groups ask for far more than there is: from no price the first step was once too far.
+    found_s = priced_mean_s(works, gpu_counts_of(one), stretch_counts=(64,))
+    assert found_s > 1.2 * bound_of(works, gpu_count=64).alone_s
 
 
 def test_every_model_that_runs_does_under_data_parallelism_alone_and_no_faster() -> None:
