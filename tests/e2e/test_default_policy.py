@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from arena.domain.job import JobSpec
+from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import JobState
 from tests.builders import command_spec, train_spec
 from tests.fakes.local_cluster import ProcessCluster, process_cluster, wait_until
@@ -19,9 +20,18 @@ CHANGES_MAX = 4
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     with process_cluster(tmp_path_factory.mktemp("default"), nodes=1, gpus=2, words=["--restart", 3]) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(shared: ProcessCluster) -> Iterator[ProcessCluster]:
+    """The cluster of this module; what a test leaves running is cancelled, also when it failed."""
+    yield shared
+    if left := [job.job_id for job in shared.client.jobs() if not job.state.is_terminal]:
+        shared.client.cancel(left)
+    shared.assert_sound()
 
 
 def malleable(name: str, steps: int, **fields: Any) -> JobSpec:
@@ -42,29 +52,25 @@ def test_three_malleable_jobs_finish_without_thrashing(cluster: ProcessCluster) 
 def test_one_that_waits_knows_whom_it_could_displace_and_what_they_save(cluster: ProcessCluster) -> None:
     """Of three jobs one waits on two GPUs at least, whatever is decided; none ends before it was asked."""
     jobs = [cluster.submit(malleable(name, 1_000_000)) for name in ("left", "right", "late")]
-    told: dict[str, Any] = {}
-    text = ""
+    told: dict[ReasonCode, Reason] = {}
 
-    def one_knows() -> bool:  # "nobody" while someone starts or stops, and both answers must come from the same wait
-        nonlocal text
+    def one_knows() -> bool:  # "nobody" while someone starts or stops
         for job_id in jobs:
             told.clear()
-            why = cluster.arena_json("why", job_id)
-            told.update({item["code"]: item for item in (*why["reasons"], *why["explanation"])})
-            others = [one for one in jobs if one != job_id]
-            if "displaces" in told and any(one in told["displaces"]["names"]["jobs"] for one in others):
-                text = cluster.arena("why", job_id).stdout
-                return "others save" in text
+            found = cluster.client.job(job_id, explain=True)
+            told.update({reason.code: reason for reason in (*found.job.reasons, *found.explanation)})
+            displaced = told[ReasonCode.DISPLACES].names["jobs"] if ReasonCode.DISPLACES in told else ""
+            if any(one in displaced for one in jobs if one != job_id):
+                return True
         return False
 
     wait_until(one_knows, "a job waits for others that run")
-    offer = told.get("outbid") or told["tied"]
-    assert offer["numbers"].keys() >= {"value", "price"}
-    assert offer["names"]["group"].startswith("cpu")
-    assert told["displaces"]["numbers"]["loss"] >= 0
-    cluster.client.cancel(jobs)
-    for job_id in jobs:
-        cluster.wait_state(job_id, JobState.CANCELLED)
+    offer = told.get(ReasonCode.OUTBID) or told[ReasonCode.TIED]
+    assert offer.numbers.keys() >= {"value", "price"}
+    assert offer.names["group"].startswith("cpu")
+    assert "others save" in str(offer)
+    assert told[ReasonCode.DISPLACES].numbers["loss"] >= 0
+    assert all(cluster.arena("why", job_id).stdout.startswith(f"{job_id} is ") for job_id in jobs)
 
 
 def test_a_job_that_runs_knows_what_it_has_and_decisions_show_their_prices(cluster: ProcessCluster) -> None:
@@ -78,8 +84,6 @@ def test_a_job_that_runs_knows_what_it_has_and_decisions_show_their_prices(clust
     started = [decision for decision in decisions if any(job["job_id"] == job_id for job in decision["jobs"])]
     assert started[0]["numbers"].keys() >= {"value", "bound", "gap", "price cpu/default"}
     assert started[0]["numbers"]["value"] <= started[0]["numbers"]["bound"] * (1 + 1e-9)
-    cluster.client.cancel([job_id])
-    cluster.wait_state(job_id, JobState.CANCELLED)
 
 
 def test_a_program_that_began_is_left_alone_and_one_that_declares_nothing_runs_beside(cluster: ProcessCluster) -> None:
@@ -93,5 +97,3 @@ def test_a_program_that_began_is_left_alone_and_one_that_declares_nothing_runs_b
     for job_id in (program, short):
         cluster.wait_succeeded(job_id)
     assert cluster.client.job(program).job.preemption_count == 0
-    cluster.client.cancel([endless])
-    cluster.wait_state(endless, JobState.CANCELLED)
