@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from arena.domain.capability import unsupported
 from arena.domain.job import TrainSpec
-from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_VARIABLE, Launch, WorkerError
+from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_JSON, REPORT_VARIABLE, Launch, WorkerError
 from arena.domain.parallel import ParallelPlan
 from arena.errors import SpecError, UnavailableError, UserError
 from arena_agent.checkpoints.fence import Fence
@@ -31,6 +31,10 @@ from arena_agent.worker.layout import build_layout
 from arena_agent.worker.rendezvous import PortTakenError, meet
 from arena_agent.worker.report import Reporter
 from arena_agent.worker.train import StopRequest, Trainer
+
+# What every rank reads and writes is built before a warm launcher forks, not again in each rank.
+LAUNCH_JSON.rebuild()
+REPORT_JSON.rebuild()
 
 ErrorCode = Literal["config", "oom", "checkpoint", "data", "port", "crash"]
 
