@@ -6,6 +6,7 @@ answers with one JSON line per process started and ended. ``RankLauncher`` is th
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -239,7 +240,11 @@ class RankLauncher:
 
 def serve() -> None:
     """Fork on request until standard input closes, then end what still runs."""
+    gc.disable()
     importlib.import_module("arena_agent.worker.main")
+    importlib.import_module("tests.fakes.worker_targets")
+    gc.freeze()  # as the warm launcher does: no rank looks through what was imported, which would also copy it
+    gc.enable()
     tasks = len(list(Path("/proc/self/task").iterdir()))
     assert tasks == 1, f"importing the worker left {tasks} threads, so forking is not safe"
     running: set[int] = set()

@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,13 +35,6 @@ pytestmark = pytest.mark.slow
 ALONE = parse_plan("dp1 mb4", layer_count=2)
 PAIR = parse_plan("dp2 mb2", layer_count=2)
 ENDLESS = 100_000
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def job(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,6 @@ pytestmark = pytest.mark.slow
 STEPS = 20
 LAYERS = 3
 PLANS = ("dp4 mb1", "dp2 mb2 ep2", "dp4 mb2 ep4 zero2", "tp2 mb4", "dp2 tp2 mb2 ep2 sp", "pp3 mb2")
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def job(balance_loss_weight: float) -> JobSpec:

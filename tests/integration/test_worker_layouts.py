@@ -8,7 +8,6 @@ family, on more ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,13 +26,6 @@ CASES = [
     for families in ALIKE
     for index, case in enumerate(covering_set(families, 1, 4))
 ]
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 @pytest.fixture(scope="module")

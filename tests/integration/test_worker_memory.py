@@ -54,13 +54,6 @@ FEW_LAYOUTS = ("mb4 recompute=full", "dp2 mb4 zero3", "tp2 mb4 sp", "pp2 mb2")
 IN_FULL = frozenset({"gpt", "moe", "wide_resnet"})
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
-
-
 def job(family: str, precision: str) -> JobSpec:
     model = {"family": family, "layers": LAYERS, **MODELS[family]}
     train = {"model": model, "global_batch": 16, "precision": precision}

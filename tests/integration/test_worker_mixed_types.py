@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from tests.covering_plans import GLOBAL_BATCH, LAYERS, job
 from tests.fakes.rank_launcher import RankLauncher
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 @pytest.mark.parametrize("family", [ModelFamily.GPT, ModelFamily.WIDE_RESNET])

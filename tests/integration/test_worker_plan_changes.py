@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,13 +29,6 @@ PLANS = (
     "dp3 tp1 pp1 mb3 zero3",
     "dp2 tp1 pp2 mb2 zero2",
 )
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def job(steps: int, interval_steps: int) -> JobSpec:

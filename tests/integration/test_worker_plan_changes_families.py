@@ -6,7 +6,7 @@ With all that depends on the step switched on: dropout, a cosine schedule with w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,6 @@ PLANS = {
     ),
 }
 FAMILIES = tuple(MODELS)
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def job(family: ModelFamily, steps: int) -> JobSpec:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,13 +37,6 @@ ALONE = parse_plan("dp1 mb4", layer_count=2)
 PAIR = parse_plan("dp2 mb2", layer_count=2)
 PIPELINE = parse_plan("pp2 mb1", layer_count=2)
 RECORDED = "tests.fakes.worker_targets:run_recorded"
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def job(stop: dict[str, object], *, vocab_size: int = 256, **train: object) -> JobSpec:

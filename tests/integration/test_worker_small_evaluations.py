@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,13 +24,6 @@ PLANS = (
     "[layers=2 tp2 | layers=2 tp1*2] mb1",
     "[layers=4 tp1x2,tp1x4] mb1",
 )
-
-
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher.start()
-    yield launcher
-    launcher.close()
 
 
 def evaluations(launcher: RankLauncher, directory: Path, text: str, sample_count: int) -> dict[int, float]:
