@@ -18,8 +18,8 @@ from arena.domain.job import ModelFamily
 from arena.domain.launch import Finished, Ready
 from arena.domain.parallel import ParallelPlan, parse_plan
 from tests.covering_plans import GLOBAL_BATCH, LAYERS, Case, job, train
+from tests.fakes.held_pieces import Array, HeldPiece
 from tests.fakes.rank_launcher import Attempt, RankLauncher
-from tests.fakes.worker_targets import Array, HeldPiece
 from tests.whole_checkpoints import read_whole
 
 STEPS = 3

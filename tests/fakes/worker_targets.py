@@ -9,9 +9,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,21 +19,9 @@ from arena_agent.checkpoints.boxes import box_slices
 from arena_agent.worker.data import Batch, Corpora, Corpus, open_corpora
 from arena_agent.worker.main import RankEnvironment, build_trainer, run_rank
 from arena_agent.worker.train import StopRequest, Trainer
+from tests.fakes.held_pieces import Array, HeldPiece
 
 SMALL_DISK_BYTES = 64 * 1024
-
-
-Array = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class HeldPiece(NamedTuple):
-    """One block of a logical tensor as a rank holds it."""
-
-    name: str
-    shape: tuple[int, ...]
-    block: tuple[slice, ...]
-    values: Array
-    is_written: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch._dynamo  # torch's optimizers load it when first built; so a warm launcher has it before it forks
 import torch.distributed as dist
 
 from arena.domain.capability import unsupported
-from arena.domain.job import TrainSpec
+from arena.domain.job import ModelSpec, TrainSpec
 from arena.domain.launch import LAUNCH_JSON, LAUNCH_VARIABLE, REPORT_JSON, REPORT_VARIABLE, Launch, WorkerError
 from arena.domain.parallel import ParallelPlan
 from arena.errors import SpecError, UnavailableError, UserError
@@ -35,6 +36,7 @@ from arena_agent.worker.train import StopRequest, Trainer
 # What every rank reads and writes is built before a warm launcher forks, not again in each rank.
 LAUNCH_JSON.rebuild()
 REPORT_JSON.rebuild()
+ModelSpec.model_rebuild()
 
 ErrorCode = Literal["config", "oom", "checkpoint", "data", "port", "crash"]
 

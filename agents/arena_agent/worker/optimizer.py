@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import torch
-import torch._dynamo  # torch's optimizers load it when first built; so a warm launcher has it before it forks
 from torch import Tensor
 
 from arena.domain.optimizer import OptimizerSpec
