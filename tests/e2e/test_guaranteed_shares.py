@@ -12,7 +12,7 @@ import pytest
 from arena.domain.job import JobSpec
 from arena.domain.records import EntryKind, JobState
 from arena.rpc.views import TenantShare
-from tests.builders import train_spec
+from tests.builders import command_spec, train_spec
 from tests.fakes.local_cluster import ProcessCluster, process_cluster, wait_until
 
 pytestmark = pytest.mark.slow
@@ -81,14 +81,28 @@ def test_lent_gpus_are_taken_back_and_lent_again(cluster: ProcessCluster) -> Non
     cluster.client.cancel(blue)
 
 
-def test_a_changed_file_holds_from_the_next_start(cluster: ProcessCluster, file: Path) -> None:
-    blue = [cluster.submit(of_two(name, "blue")) for name in ("first", "second")]
+@pytest.fixture
+def cold_cluster(tmp_path: Path, file: Path) -> Iterator[ProcessCluster]:
+    """A cluster for programs: nothing that trains is kept ready."""
+    words = ["--restart", 3, "--tenants", file]
+    with process_cluster(tmp_path / "cluster", nodes=2, gpus=2, words=words, agent_words=["--cold"]) as cluster:
+        yield cluster
+
+
+def sleeper(name: str, project: str) -> JobSpec:
+    """A program on two GPUs that leaves the processor to others, and ends when it is cancelled."""
+    return command_spec(name, count=2, command={"argv": ("sleep", "1000")}, project=project, grace_s=GRACE_S)
+
+
+def test_a_changed_file_holds_from_the_next_start(cold_cluster: ProcessCluster, file: Path) -> None:
+    cluster = cold_cluster
+    blue = [cluster.submit(sleeper(name, "blue")) for name in ("first", "second")]
     for job_id in blue:
         cluster.wait_state(job_id, JobState.RUNNING)
     cluster.scheduler.end(signal.SIGTERM)
     file.write_text("projects: {blue: {gpus: 4}}\n")
     cluster.start_scheduler()
-    waiting = cluster.submit(of_two("owner", "red"))
+    waiting = cluster.submit(sleeper("owner", "red"))
     wait_until(lambda: "blue" in cluster.arena("why", waiting).stdout, "what red waits for is known")
     assert cluster.client.job(waiting).job.state is JobState.QUEUED
     assert all(cluster.client.job(job_id).job.preemption_count == 0 for job_id in blue)

@@ -22,7 +22,7 @@ from tests.fakes.recorded_samples import samples_by_step
 
 pytestmark = pytest.mark.slow
 
-LAYERS, GLOBAL_BATCH, STEPS, PART_STEPS = 4, 8, 40, 10
+LAYERS, GLOBAL_BATCH, STEPS, PART_STEPS = 4, 8, 24, 6
 ALONE = "dp1 mb8"
 # Sums in other orders, with nothing else changed.
 REORDERED = ("dp1 mb2", "dp2 mb3")
@@ -62,7 +62,7 @@ FAMILIES = tuple(MODELS)
 
 def job(family: ModelFamily, steps: int) -> JobSpec:
     dropout = {} if family is ModelFamily.WIDE_RESNET else {"dropout": 0.1, "attention_dropout": 0.1}
-    schedule = {"kind": "cosine", "warmup_steps": 6, "decay_steps": STEPS, "floor_ratio": 0.1}
+    schedule = {"kind": "cosine", "warmup_steps": 8, "decay_steps": STEPS, "floor_ratio": 0.1}
     train = {
         "model": {"family": family, "layers": LAYERS, "seq_len": 16, **MODELS[family], **dropout},
         "global_batch": GLOBAL_BATCH,
