@@ -9,17 +9,21 @@ PROTOS := $(sort $(wildcard proto/arena/rpc/v1/*.proto))
 # compiles it again, a third of a scheduler's start.
 unexport PYTHONDONTWRITEBYTECODE
 
+# pip would compile all of torch for over a minute. What a cluster's processes import is compiled here, once: else the
+# first ones would do it side by side, while someone waits for them.
+IMPORTED := import arena.cli.main, arena_scheduler.app, arena_agent.app, arena_agent.worker.main
+
 .PHONY: help install demo test test-fast explore lint types bench proto clean
 
 help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/arena: pyproject.toml $(CONSTRAINTS)
-	@echo "installing into $(VENV): torch and what Arena and its checks need, a few minutes"
+	@echo "installing into $(VENV): torch and what Arena and its checks need, a minute or two"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) torch
-	$(BIN)/pip install --quiet -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e '.[dev]'
+	$(BIN)/python -c '$(IMPORTED)'
 	@touch $@
 
 install: $(BIN)/arena ## The virtual environment with everything
@@ -28,11 +32,11 @@ demo: $(BIN)/arena ## Three jobs share four virtual GPUs and change their plans 
 	$(BIN)/python experiments/demo/run.py
 
 test: $(BIN)/arena lint types ## Everything that must hold: lint, types, layers, tests (fast ones first)
-	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
+	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2 --dist worksteal
 	$(BIN)/pytest -q -m "slow and not benchmark" -n 2 --dist worksteal
 
 test-fast: $(BIN)/arena ## Tests that need no training
-	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2
+	$(BIN)/pytest -q -m "not slow and not benchmark" -n 2 --dist worksteal
 
 explore: $(BIN)/arena ## Properties on cases that nobody has drawn yet; what fails is kept and becomes an example
 	$(BIN)/pytest -q --hypothesis-profile=explore -m "not benchmark" tests/property tests/machine
