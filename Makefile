@@ -19,7 +19,7 @@ help: ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 $(BIN)/arena: pyproject.toml $(CONSTRAINTS)
-	@echo "installing into $(VENV): torch and what Arena and its checks need, a minute or two"
+	@echo "installing into $(VENV): torch and what Arena and its checks need, one or two minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --no-compile -c $(CONSTRAINTS) -e '.[dev]'
