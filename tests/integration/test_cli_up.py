@@ -140,22 +140,33 @@ def test_who_starts_all_in_the_background_sees_how_far_that_is(arena: Arena) -> 
 
 
 def test_who_interrupts_a_start_in_the_background_leaves_nothing_running(tmp_path: Path) -> None:
-    directory = tmp_path / "up"
+    # Where the start is over before the interrupt comes nothing was shown, and another is interrupted.
+    for turn in range(5):
+        directory = tmp_path / f"up-{turn}"
+        returncode, out, err = interrupted_start(directory, {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)})
+        if returncode != 0:
+            break
+    assert (returncode, out) == (130, "")
+    assert "interrupted: stopping what was started (Ctrl-C again leaves it; then `arena down --dir " in err
+    assert "\nstopped, nothing of it runs any more\n" in err
+
+
+def interrupted_start(directory: Path, environ: dict[str, str]) -> tuple[int, str, str]:
+    """Exit code and outputs of a start that got Ctrl-C once it had begun; whatever is left of it is stopped."""
     words = ("up", "--detach", "--port", "0", "--agents", "1", "--gpus-per-agent", "1", "--dir", str(directory))
     command = [sys.executable, "-m", "arena.cli.main", *words]
-    environ = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    environ = {**environ, "XDG_STATE_HOME": str(directory.parent)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as up:
         assert up.stderr is not None
         try:
             assert up.stderr.readline() == "starting the scheduler ...\n"
             up.send_signal(signal.SIGINT)
             out, err = up.communicate(timeout=120)
+            left = processes_of(directory)
         finally:
             subprocess.run([*command[:3], "down", "--dir", str(directory)], check=False, env=environ)
-    assert (up.returncode, out) == (130, "")
-    assert "interrupted: stopping what was started (Ctrl-C again leaves it; then `arena down --dir " in err
-    assert "\nstopped, nothing of it runs any more\n" in err
-    assert processes_of(directory) == []
+    assert up.returncode == 0 or left == []
+    return up.returncode, out, err
 
 
 def test_a_start_in_the_background_that_fails_says_why_and_of_two_at_once_one_starts(arena: Arena) -> None:
