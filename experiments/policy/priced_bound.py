@@ -35,7 +35,10 @@ FIRST_PRICE = 0.2
 """Of a GPU-second, in the unit of steps: from nothing the first step would be as large as the first excess."""
 
 STEP = 0.12
+"""The first step of a price whose stretch is overfull by as much as it holds, in the same unit."""
+
 STEP_HALVED_AFTER = 40
+"""Rounds."""
 
 FOR_EVER_S = 1e9
 """After what is priced GPUs are free: a stretch that outlasts everything."""
@@ -96,7 +99,7 @@ def _job(work: Work) -> _Job:
 
 def _edges_s(works: Sequence[Work], capacity: Floats, count: int) -> Floats:
     """Return the ends of stretches: of the arrivals, of what follows them, and one for ever."""
-    first_s, last_s = works[0].submitted_at_s, max(one.submitted_at_s for one in works)
+    first_s, last_s = (pick(one.submitted_at_s for one in works) for pick in (min, max))
     tail_s = sum(one.gpu_seconds for one in works) / capacity.sum() + 2 * max(one.alone_s for one in works)
     during = round(count * 0.75) if last_s > first_s else 0
     after = np.linspace(last_s, last_s + tail_s, count - during + 1)
