@@ -184,7 +184,8 @@ def run_cases(
     policies = policies_of(args)
     found = studied(cases, policies, keeping=keeping_of(args), process_count=args.jobs, blind_cases=blind_cases)
     bounds = bounds_of(cases, is_priced=args.bound == "priced", process_count=args.jobs)
-    bound_s = float(np.mean([bound.mean_jct_s for bound in bounds]))
+    bounds_s = [bound.mean_jct_s for bound in bounds]
+    bound_s = float(np.mean(bounds_s))
     rows = figures_of(found, bound_s=bound_s)
     jobs = sorted(len(case.scenario.jobs) for case in cases)
     least = float(np.mean([case.load_at_least for case in cases]))
@@ -204,7 +205,7 @@ def run_cases(
         "notes": [list(case.notes) for case in cases],
         "policies": rows,
     }
-    said = statements_of(found, DEFAULT, setting=setting, name=title, bound_s=bound_s)
+    said = statements_of(found, DEFAULT, setting=setting, name=title, bounds_s=bounds_s)
     return document, said
 
 

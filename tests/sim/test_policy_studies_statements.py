@@ -56,17 +56,25 @@ def test_an_interval_beyond_the_limit_is_not_enough() -> None:
     assert found[TAIL].verdict is Verdict.FAILS
 
 
-def test_what_no_schedule_could_do_is_said_beside_a_failure() -> None:
-    runs = study({RIVAL: [(100.0, 900.0)], "arena": [(70.0, 800.0)]})
-
-    def numbers(bound_s: float) -> str:
-        found = statements_of(runs, "arena", setting=PREDICTED, name="here", bound_s=bound_s)
-        [one] = [one for one in found if one.text == AVERAGE]
-        assert one.verdict is Verdict.FAILS
-        return one.numbers
-
-    assert numbers(65.0) == "0.700; no schedule is below 0.650"
-    assert numbers(55.0) == "0.700"
+@pytest.mark.parametrize(
+    ("arena", "bounds_s", "numbers"),
+    [
+        ([70.0], [65.0], "0.700; no schedule is below 0.650"),
+        ([70.0], [55.0], "0.700"),
+        ([55.0, 145.0], [50.0, 130.0], "0.667 [0.550, 0.725]; no schedule is below 0.600 [0.500, 0.650]"),
+        ([50.0, 130.0], [50.0, 125.0], "0.600 [0.500, 0.650]; no schedule is below 0.583 [0.500, 0.625]"),
+        ([50.0, 130.0], [50.0, 120.0], "0.600 [0.500, 0.650]"),
+        ([50.0, 120.0], [65.0, 130.0], "0.567 [0.500, 0.600]"),
+    ],
+)
+def test_what_no_schedule_could_do_is_said_beside_what_does_not_hold(
+    arena: Sequence[float], bounds_s: Sequence[float], numbers: str
+) -> None:
+    """By the upper end of the interval, as the limit is meant; the last bounds are not bounds, but the limit holds."""
+    rival = [(100.0, 900.0), (200.0, 900.0)][: len(arena)]
+    runs = study({RIVAL: rival, "arena": [(average, 800.0) for average in arena]})
+    found = statements_of(runs, "arena", setting=PREDICTED, name="here", bounds_s=bounds_s)
+    assert [one.numbers for one in found if one.text == AVERAGE] == [numbers]
 
 
 def test_one_draw_has_no_interval_and_proves_nothing_against_the_rival() -> None:
