@@ -6,6 +6,8 @@
   its GPU-hours say (``arena_traces.mapping``) and asking for a GPU type that is drawn as well. Jobs above 640 GPU-hours
   are left out and counted: the tables know no group of more than 16 GPUs, so that such a job alone would outlast the
   replay.
+- ``itp-others``: the same of clusters 01, 02, 05 and 08, on which nothing was tuned. (Of the others in hand 09 has jobs
+  of one GPU only, and 10 fewer than 400.)
 
 Jobs of Arena's traces run a fifth of their iterations, as in its artifact, and have no deadlines. No job states a
 duration: what a trace offers is then the GPU time of its steps on what the jobs ask for, as ``arena replay --load``
@@ -40,6 +42,7 @@ class Arrivals(StrEnum):
     """Whose arrivals."""
 
     ITP = "itp"
+    ITP_OTHERS = "itp-others"
     HELIOS = "helios"
     PAI = "pai"
 
@@ -48,6 +51,9 @@ FILES: Mapping[Arrivals, tuple[str, ...]] = {
     Arrivals.ITP: (
         "traces/microsoft_itp_2021/raw/cluster03.csv.gz",
         "traces/microsoft_itp_2021/raw/cluster04.csv.gz",
+    ),
+    Arrivals.ITP_OTHERS: tuple(
+        f"traces/microsoft_itp_2021/raw/cluster{number}.csv.gz" for number in ("01", "02", "05", "08")
     ),
     Arrivals.HELIOS: ("data/arena/traces/simulate_trace_venus.csv",),
     Arrivals.PAI: ("data/arena/traces/simulate_trace_pai.csv",),
@@ -94,7 +100,7 @@ class ArrivalSource:
 
     def drawn(self, seed: int) -> Drawn:
         """Return the jobs of a seed; the same on every machine."""
-        if self.arrivals is Arrivals.ITP:
+        if self.arrivals in (Arrivals.ITP, Arrivals.ITP_OTHERS):
             return self._window(seed)
         copies = PAI_COPIES if self.arrivals is Arrivals.PAI else 1
         plain = self.as_it_is()

@@ -29,7 +29,7 @@ from experiments.policy.runs import Keeping, figures_of, studied
 from experiments.policy.statements import Statement, counted, statements_of
 
 AGAINST = "arena-greedy"
-GPUS_PER_TYPE = {Arrivals.ITP: 16, Arrivals.HELIOS: 32, Arrivals.PAI: 32}
+GPUS_PER_TYPE = {Arrivals.ITP: 16, Arrivals.ITP_OTHERS: 16, Arrivals.HELIOS: 32, Arrivals.PAI: 32}
 """So many that at a load of 0.9 arrivals last more than 15 times as long as the mean job."""
 
 LOADS = "0.3,0.6,0.9,1.1"
@@ -87,7 +87,9 @@ def add_command(commands: Any) -> None:
 
 def add_bench_options(parser: argparse.ArgumentParser) -> None:
     """Add what all studies on these replays take."""
-    parser.add_argument("--gpus-per-type", type=int, default=None, help="of each of four; 16 for itp, else 32")
+    parser.add_argument(
+        "--gpus-per-type", type=int, default=None, help="of each of four; 16 for itp and itp-others, else 32"
+    )
     parser.add_argument("--load-at", choices=("asked", "least"), default="asked", help="GPU time that a load counts")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--first", type=int, default=None, help="only so many jobs of each draw")
