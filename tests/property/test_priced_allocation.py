@@ -198,3 +198,17 @@ def test_prices_are_those_of_the_answers(case: tuple[Columns, Floats]):
         own = np.flatnonzero(columns.job == job)
         assert priced.top[job] == own[np.argmax(reduced[own])]
         assert priced.profit[job] == pytest.approx(max(reduced[own].max(), 0.0))
+
+
+@sized
+@given(problem=crowds(), doublings=st.integers(0, 60), data=st.data(), effort=st.sampled_from([Effort(), EXACT]))
+def test_nobody_waits_for_what_is_free_however_little_its_time_counts(
+    problem: tuple[Columns, Floats], doublings: int, data: st.DataObject, effort: Effort
+):
+    columns, supply = problem
+    dear = data.draw(st.sets(st.integers(0, columns.job_count - 1)))
+    value = np.where(np.isin(columns.job, sorted(dear)), columns.value * 2.0**doublings, columns.value)
+    columns = replace(columns, value=value)
+    answer = solve(columns, supply, guess=flat_guess(columns, supply), effort=effort)
+    fits = (columns.usage <= supply - columns.used(answer.chosen)).all(axis=1)
+    assert not (fits & (answer.chosen < 0)[columns.job]).any()

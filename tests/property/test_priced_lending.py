@@ -111,7 +111,7 @@ def test_who_takes_what_is_free_for_it_leaves_all_claims(case: tuple[Columns, Ro
     chosen, priced = parted(columns, rooms)
     gone = [at for at in range(columns.job_count) if data.draw(st.booleans())]
     chosen[gone] = NONE
-    for column in rooms.gaining(columns, priced.reduced, chosen, 1e-9).tolist():
+    for column in rooms.gaining(columns, priced.reduced, chosen, np.full(columns.job_count, 1e-9)).tolist():
         after = chosen.copy()
         after[columns.job[column]] = column
         assert rooms.hold(columns, after)

@@ -22,6 +22,8 @@ from tests.builders import allocation_on, cell, command_spec, grid_of, node_info
 sized = settings(max_examples=30, deadline=None)
 TYPES = ("a", "b")
 SHAPES = ((1,), (2,), (1, 1), (4,), (2, 2), (4, 4))
+priorities = st.sampled_from([0, 0, 0, -30, 30])
+"""Each step counts twice as much: what some jobs are worth is lost in the rounding of what others are."""
 
 
 @st.composite
@@ -34,16 +36,15 @@ def grids(draw: st.DrawFn, *, cells_max: int) -> Grid:
 @st.composite
 def jobs(draw: st.DrawFn, job_id: str) -> tuple[JobSpec, Grid]:
     kind = draw(st.sampled_from(["command", *JobKind]))
+    fields = {"preemptible": draw(st.booleans()), "priority": draw(priorities)}
     if kind in {"command", JobKind.RIGID}:
         grid = draw(grids(cells_max=1))
         count = grid.cells[0].group.gpu_count
         if kind == "command":
-            return command_spec(job_id, count=count, preemptible=draw(st.booleans())), grid
-        return train_spec(job_id, kind="rigid", gpus={"count": count}, preemptible=draw(st.booleans())), grid
+            return command_spec(job_id, count=count, **fields), grid
+        return train_spec(job_id, kind="rigid", gpus={"count": count}, **fields), grid
     steps = draw(st.sampled_from([1, 100, 1_000_000]))
-    return train_spec(job_id, kind=kind, preemptible=draw(st.booleans()), stop={"steps": steps}), draw(
-        grids(cells_max=5)
-    )
+    return train_spec(job_id, kind=kind, stop={"steps": steps}, **fields), draw(grids(cells_max=5))
 
 
 @st.composite

@@ -11,7 +11,7 @@ from arena.domain.job import JobId, JobSpec
 from arena.policies.base import Snapshot
 from arena.policies.priced.roster import weight_of
 from arena.policies.registry import make_policy
-from tests.builders import node_info, scaling_grid, snapshot_of, train_spec
+from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, scaling_grid, snapshot_of, train_spec
 
 GRID = scaling_grid("cpu", [(1,), (2,), (4,)])
 NODES = [node_info("n1", gpus=4), node_info("n2", gpus=2)]
@@ -57,3 +57,16 @@ def test_a_step_of_priority_counts_as_twice_the_weight(steps: list[int], doublin
 @given(priority=st.integers(-1_000, 1_000), weight=st.floats(1e-300, 1e300))
 def test_nobody_counts_for_nothing_or_for_more_than_can_be_reckoned_with(priority: int, weight: float) -> None:
     assert 2.0**-30 <= weight_of(spec_of("a", 1, priority=priority, weight=weight)) <= 2.0**30
+
+
+def test_who_counts_for_least_has_what_nobody_else_can_use() -> None:
+    """A low priority is a late turn at what is short; it is no reason to leave a GPU idle."""
+    grids = {count: grid_of(cell("cpu", (count,), 1.0)) for count in (1, 4, 8)}
+    specs = {
+        "runs": (train_spec("runs", kind="rigid", gpus={"count": 4}, priority=1_000), grids[4]),
+        "large": (train_spec("large", kind="rigid", gpus={"count": 8}, priority=1_000), grids[8]),
+        "small": (train_spec("small", kind="rigid", gpus={"count": 1}, priority=-1_000), grids[1]),
+    }
+    running = {"runs": holding_of(grids[4], allocation_on(("n1", range(4))))}
+    snapshot = snapshot_of([node_info("n1", gpus=8)], specs, running=running)
+    assert set(make_policy("arena").decide(snapshot).choices) == {JobId("small")}

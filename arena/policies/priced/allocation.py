@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, priced_at
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, least_gains, priced_at
 from arena.policies.priced.linear import WHOLE_COLUMNS_MAX, best_prices, branched
 
 _SLACK = 1e-9
@@ -107,6 +107,8 @@ def solve(
             found = better
         if priced.bound - columns.worth(found) <= effort.gap * priced.bound:
             break
+    if found is starts[0]:  # what little counts does not show in the worth of all
+        found = filled(columns, supply, priced, found)
     answer = Answer(chosen=found, value=columns.worth(found), priced=priced)
     if answer.gap <= effort.gap or not effort.nodes:
         return answer
@@ -123,19 +125,22 @@ def filled(columns: Columns, supply: Floats, priced: Priced, start: Ints) -> Int
     However near the bound is: what one job waits for is little beside the value of all of thousands.
     """
     chosen = start.copy()
-    least = 1e-9 * max(priced.bound, 0.0)
     for _ in range(_FILL_ROUNDS):
         having = _having(columns, chosen)
-        keep = _fitting(columns, having, supply - having.used, least)
+        keep = _fitting(columns, having, supply - having.used, least_gains(chosen, priced.bound))
         if not len(keep):
             break
         _fill(columns, supply, priced, chosen, keep)
     return chosen
 
 
-def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> Ints:
-    """Return the columns that gain and fit, row by row: where a row is full hardly any are left to be looked at."""
-    keep = np.flatnonzero(columns.value - having.worth[columns.job] > least)
+def _fitting(columns: Columns, having: _Having, free: Floats, least: Floats) -> Ints:
+    """Return the columns that gain and fit, row by row: where a row is full hardly any are left to be looked at.
+
+    Args:
+        least: By how much more they must be worth; shape (jobs,).
+    """
+    keep = np.flatnonzero(columns.value - having.worth[columns.job] > least[columns.job])
     for row in np.argsort(free, kind="stable").tolist():
         more = columns.usage[keep, row] - having.taken[columns.job[keep], row]
         keep = keep[more <= free[row] + _SLACK]
@@ -144,15 +149,16 @@ def _fitting(columns: Columns, having: _Having, free: Floats, least: float) -> I
 
 def _fill(columns: Columns, supply: Floats, priced: Priced, chosen: Ints, keep: Ints) -> None:
     """Choose columns out of some while they fit and gain, the most profitable first."""
-    having, least = _having(columns, chosen), 1e-9 * max(priced.bound, 0.0)
+    having = _having(columns, chosen)
     profit = priced.reduced[keep] - np.where(chosen >= 0, priced.reduced[chosen], 0.0)[columns.job[keep]]
     keep = keep[np.argsort(-profit, kind="stable")]
     job = columns.job[keep]
     need, gain = columns.usage[keep] - having.taken[job], columns.value[keep] - having.worth[job]
+    least = least_gains(chosen, priced.bound)[job]
     room, begin = supply - having.used + _SLACK, 0
     while begin < len(keep):
         window = slice(begin, begin + _LOOKED_AT)
-        open_ = (need[window] <= room).all(axis=1) & (gain[window] > least)
+        open_ = (need[window] <= room).all(axis=1) & (gain[window] > least[window])
         first = int(np.argmax(open_))
         if not open_[first]:
             begin += _LOOKED_AT
@@ -162,6 +168,7 @@ def _fill(columns: Columns, supply: Floats, priced: Priced, chosen: Ints, keep: 
         room = room - need[at]
         own = job == job[at]
         need[own], gain[own] = need[own] - need[at], gain[own] - gain[at]
+        least[own] = least_gains(chosen[job[at : at + 1]], priced.bound)
         begin = at + 1
 
 

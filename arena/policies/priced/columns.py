@@ -14,6 +14,9 @@ Ints = NDArray[np.intp]
 NONE = -1
 """Stands for no column."""
 
+_ROUNDING = 1e-9
+"""Of the value of all; a smaller gain may be none."""
+
 
 def firsts(job: Ints) -> Ints:
     """Return where each job's entries begin in an ascending array."""
@@ -52,6 +55,19 @@ class Columns:
     def worth(self, chosen: Ints) -> float:
         """Return the total value of a choice."""
         return float(self.value[chosen[chosen >= 0]].sum())
+
+
+def least_gains(chosen: Ints, bound: float) -> Floats:
+    """Return by how much more a column must be worth to each job than what it was to have; shape (jobs,).
+
+    Of a job that was to have something, by more than rounding of the largest values. One that was to have nothing takes
+    what nobody else can use however little it counts beside the others: a priority more is worth twice as much, and
+    claims are worth more than all values together.
+
+    Args:
+        bound: No choice is worth more.
+    """
+    return np.where(chosen >= 0, _ROUNDING * max(bound, 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

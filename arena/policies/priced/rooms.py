@@ -63,18 +63,18 @@ class Rooms:
         """Tell whether a choice leaves all claims."""
         return bool((self.beyond(self.used(columns, chosen)).sum(axis=0) <= self.common + SLACK).all())
 
-    def gaining(self, columns: Columns, reduced: Floats, chosen: Ints, least: float) -> Ints:
+    def gaining(self, columns: Columns, reduced: Floats, chosen: Ints, least: Floats) -> Ints:
         """Return the columns that would be worth more to their jobs and fit in what is free, most profitable first.
 
         Args:
             reduced: Value of each column less the price of what it takes; shape (columns,).
-            least: By how much more at least.
+            least: By how much more at least; shape (jobs,).
         """
         has = chosen >= 0
         taken = np.where(has[:, None], columns.usage[chosen], 0.0)
         worth = np.where(has, columns.value[chosen], 0.0)
         free = self.free(self.used(columns, chosen))
-        keep = np.flatnonzero(columns.value - worth[columns.job] > least)
+        keep = np.flatnonzero(columns.value - worth[columns.job] > least[columns.job])
         for row in np.argsort(free.max(axis=0), kind="stable").tolist():
             job = columns.job[keep]
             more = columns.usage[keep, row] - taken[job, row]

@@ -21,7 +21,7 @@ from arena.domain.reason import Reason, ReasonCode
 from arena.policies.base import Snapshot
 from arena.policies.capacity import Capacity
 from arena.policies.choose import choose_cell
-from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced
+from arena.policies.priced.columns import NONE, Columns, Floats, Ints, Priced, least_gains
 from arena.policies.priced.market import Kept, Market
 from arena.policies.priced.rooms import SLACK, Rooms
 
@@ -86,8 +86,9 @@ def seated_or_better(snapshot: Snapshot, market: Market, offer: Offer, chosen: I
 def _fill(seating: _Seating, offer: Offer) -> None:
     """Give what is left over to whoever gains most by it."""
     columns, priced, rooms = offer
-    growths, least = GROWTHS_TRIED_MAX, 1e-9 * max(priced.bound, 0.0)
+    growths = GROWTHS_TRIED_MAX
     for _ in range(FILL_ROUNDS):
+        least = least_gains(seating.chosen, priced.bound)
         order = rooms.gaining(columns, priced.reduced, seating.chosen, least)
         is_growth = seating.stay(columns.job[order])
         beyond = np.cumsum(is_growth) > growths
