@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId, JobSpec
+from arena.domain.launch import NodeId
 from arena.domain.paces import PaceHistory, PaceKind, work_name
 from arena.domain.reason import ReasonCode
 from arena.domain.records import JobState, Progress
 from arena.domain.replacing import replace
-from arena.policies.base import Snapshot
+from arena.policies.base import Holding, Snapshot
 from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.pace import PACE_MAX, PACE_TOLERANCE, pace_on
 from arena.policies.priced.policy import PricedPolicy
@@ -205,3 +207,29 @@ def test_jobs_of_one_grid_that_differ_in_pace_by_type_do_not_share_what_they_can
         numbers = PricedPolicy().weighed(snapshot_of(NODES, jobs, running=held, paces=paces)).numbers
         found.append(numbers["bound"])
     assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("type_count", [2, 63, 64, 65, 130])
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_types_are_told_apart_however_many_there_are(type_count: int, *, is_in_use: bool) -> None:
+    """Also the last of them, where a job is whose node may not be used at present."""
+    types = [f"t{at:03}" for at in range(type_count)]
+    nodes = [node_info(f"n-{gpu_type}", gpus=2, gpu_type=gpu_type) for gpu_type in types]
+    grid = grid_of(*(cell(gpu_type, (1,), 1.0) for gpu_type in (types[0], types[-1])))
+    held = Holding(
+        group=GpuGroup.of(types[-1], [1]),
+        plan=grid.cells[-1].best.plan,
+        estimate=grid.cells[-1].best.estimate,
+        allocation=allocation_on((f"n-{types[-1]}", (0,))),
+        movable=True,
+        since_s=0.0,
+    )
+    paces = known((kind(types[0]), 0.5), (kind(types[-1]), 0.2))
+    snapshot = snapshot_of(nodes, {"a": (SPEC, grid), "b": (SPEC, grid)}, running={"a": held}, paces=paces)
+    if not is_in_use:
+        pool, node_id = (types[-1], "default"), NodeId(f"n-{types[-1]}")
+        capacity = snapshot.capacity.with_devices(node_id, pool, ()).with_node(node_id, pool, ())
+        snapshot = replace(snapshot, capacity=capacity)
+    assert pace_of(snapshot, "a") == pace_of(snapshot, "b") == {types[0]: 0.5, types[-1]: 0.2}
+    market = market_of(snapshot, Tables())
+    assert market.speed[market.keeping[0]] == pytest.approx(0.2)

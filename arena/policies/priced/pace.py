@@ -144,18 +144,18 @@ def _kinds(market: Market) -> tuple[Sequence[str], Ints]:
     _, first, own = np.unique(market.facts["table"], return_index=True, return_inverse=True)
     tables = [market.contenders[at].table for at in first.tolist()]
     usage = np.concatenate([*(one.usage for one in tables), market.usage[kept]])
-    bits = np.zeros(len(usage), dtype=np.intp)
+    has = np.zeros((len(usage), len(types)), dtype=bool)
     for place, gpu_type in enumerate(types):
         of_type = [at for at, row in enumerate(market.rows) if row.pool[0] == gpu_type]
-        bits |= (usage[:, of_type] > 0.0).any(axis=1).astype(np.intp) << place
+        has[:, place] = (usage[:, of_type] > 0.0).any(axis=1)
     for row, held in unseen.items():
-        bits[len(usage) - len(kept) + row] = sum(1 << types.index(name) for name in held)
-    found, kind = np.unique(bits, return_inverse=True)
+        has[len(usage) - len(kept) + row] = [name in held for name in types]
+    _, example, kind = np.unique(np.packbits(has, axis=1), axis=0, return_index=True, return_inverse=True)
     sizes = np.array([len(one.speed) for one in tables], dtype=np.intp)
     at = (np.cumsum(sizes) - sizes)[own][market.job] + market.entry
     at[kept] = sizes.sum() + np.arange(len(kept))
-    names = ["+".join(one for place, one in enumerate(types) if bit >> place & 1) for bit in found.tolist()]
-    return names, kind[at]
+    names = ["+".join(name for name, is_there in zip(types, row, strict=True) if is_there) for row in has[example]]
+    return names, kind.reshape(-1)[at]
 
 
 def _types_held(market: Market, column: int) -> frozenset[str]:
