@@ -11,7 +11,17 @@ from arena.domain.job import JobId, JobSpec
 from arena.policies.base import Snapshot
 from arena.policies.priced.roster import weight_of
 from arena.policies.registry import make_policy
-from tests.builders import allocation_on, cell, grid_of, holding_of, node_info, scaling_grid, snapshot_of, train_spec
+from tests.builders import (
+    allocation_on,
+    cell,
+    chosen,
+    grid_of,
+    holding_of,
+    node_info,
+    scaling_grid,
+    snapshot_of,
+    train_spec,
+)
 
 GRID = scaling_grid("cpu", [(1,), (2,), (4,)])
 NODES = [node_info("n1", gpus=4), node_info("n2", gpus=2)]
@@ -70,3 +80,21 @@ def test_who_counts_for_least_has_what_nobody_else_can_use() -> None:
     running = {"runs": holding_of(grids[4], allocation_on(("n1", range(4))))}
     snapshot = snapshot_of([node_info("n1", gpus=8)], specs, running=running)
     assert set(make_policy("arena").decide(snapshot).choices) == {JobId("small")}
+
+
+def test_who_counts_for_least_has_less_where_its_best_finds_no_devices() -> None:
+    """Three GPUs in one node are not there, one is; beside what the others are worth it is next to nothing."""
+    grids = {count: grid_of(cell("cpu", (count,), 1.0)) for count in (6, 8)}
+    dear = train_spec("dear", kind="rigid", gpus={"count": 8}, priority=1_000)
+    fixed = train_spec("fixed", kind="rigid", gpus={"count": 6})
+    small = train_spec("small", priority=-1_000)
+    specs = {"dear": (dear, grids[8]), "x": (fixed, grids[6]), "y": (fixed, grids[6])}
+    running = {
+        "dear": holding_of(grids[8], allocation_on(("n3", range(8)))),
+        "x": holding_of(grids[6], allocation_on(("n1", range(6))), movable=False),
+        "y": holding_of(grids[6], allocation_on(("n2", range(6))), movable=False),
+    }
+    nodes = [node_info(name, gpus=8) for name in ("n1", "n2", "n3")]
+    jobs = {**specs, "small": (small, scaling_grid("cpu", [(1,), (3,)]))}
+    decision = make_policy("arena").decide(snapshot_of(nodes, jobs, running=running))
+    assert chosen(decision, "small").group.gpu_count == 1
