@@ -214,3 +214,12 @@ def test_a_job_without_an_end_runs_for_as_long_as_its_budget_lasts() -> None:
     endless = train_spec("a", stop={}, budget_usd=0.01)
     seen = snapshot_of([NODE], {"a": (endless, GRID)}, usd_per_hour={"cpu": 1.0}, history=long_history())
     assert chosen(make_policy("arena").decide(seen), "a").group.gpu_count >= 1
+
+
+def test_a_job_without_an_end_is_offered_nothing_when_its_budget_is_spent_to_the_cent() -> None:
+    """Also where a start takes no time, and so costs nothing."""
+    endless = train_spec("a", stop={}, budget_usd=0.01)
+    seen = snapshot_of([NODE], {"a": (endless, GRID)}, usd_per_hour={"cpu": 1.0}, restart_s=0.0)
+    decision = make_policy("arena").decide(with_job(seen, "a", spent_usd=0.01))
+    assert decision.choices == {}
+    assert [one.code for one in decision.reasons[JobId("a")]] == [ReasonCode.BUDGET_TOO_SMALL]
