@@ -10,7 +10,7 @@ import pytest
 from arena.domain.allocation import GpuGroup
 from arena.domain.job import JobId, JobSpec
 from arena.domain.launch import NodeId
-from arena.domain.paces import PaceHistory, PaceKind, work_name
+from arena.domain.paces import TRUST_S_MIN, PaceHistory, PaceKind, work_name
 from arena.domain.reason import ReasonCode
 from arena.domain.records import JobState, Progress
 from arena.domain.replacing import replace
@@ -233,3 +233,12 @@ def test_types_are_told_apart_however_many_there_are(type_count: int, *, is_in_u
     assert pace_of(snapshot, "a") == pace_of(snapshot, "b") == {types[0]: 0.5, types[-1]: 0.2}
     market = market_of(snapshot, Tables())
     assert market.speed[market.keeping[0]] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 1.0])
+def test_where_restarts_are_quick_a_minute_of_steps_counts_as_much_as_what_was_expected(restart_s: float) -> None:
+    """The first steps are slow however quickly a job starts."""
+    held = {"a": replace(HELD["a"], since_s=1000.0 - restart_s - TRUST_S_MIN)}
+    paces = known((kind("a100"), 0.8), (kind("t4"), 0.8))
+    snapshot = measured(seen(paces, running=held, restart_s=restart_s), "a", 0.2)
+    assert pace_of(snapshot, "a") == pytest.approx({"a100": 0.4, "t4": 0.4}, rel=1e-3)
