@@ -8,6 +8,7 @@ from arena.domain.job import JobKind
 from arena.domain.records import JobRecord
 from arena.errors import SpecError
 from arena.policies.base import Holding, Snapshot
+from arena.policies.lengths import measured_step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class ElasticRules:
         what it has run so far: the best guess for a job of unknown length, and no less than the horizon.
         """
         limits = []
-        step_time_s = job.progress.step_time_s or (holding.estimate.iter_time_s if holding.estimate else None)
+        step_time_s = measured_step_s(job) or (holding.estimate.iter_time_s if holding.estimate else None)
         if job.spec.step_limit is not None and step_time_s is not None:
             limits.append(max(0, job.spec.step_limit - job.progress.step) * step_time_s)
         if job.spec.stop.time_limit_s is not None:

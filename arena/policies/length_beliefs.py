@@ -36,7 +36,7 @@ from arena.policies.length_estimates import (
     source_of_length,
     usual_lengths,
 )
-from arena.policies.lengths import steps_done
+from arena.policies.lengths import measured_step_s, steps_done
 
 FLOOR_GPU_S = 60.0
 """Work that a job of which nothing is known is believed to have left at least."""
@@ -236,7 +236,7 @@ def _limit_steps(snapshot: Snapshot, job_id: JobId, gpu_s_per_step: float) -> fl
     """Return how far a job gets in its time, at its pace: measured, else estimated, else on its fewest GPUs."""
     job, holding = snapshot.jobs[job_id], snapshot.holding.get(job_id)
     assert job.spec.stop.time_limit_s is not None
-    run_s, step_s = job.run_time_s, job.progress.step_time_s
+    run_s, step_s = job.run_time_s, measured_step_s(job)
     if holding is not None and job.state is JobState.RUNNING:
         run_s += snapshot.now_s - holding.since_s
     if not step_s and holding is not None and holding.estimate is not None:

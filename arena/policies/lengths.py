@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from arena.domain.grid import Estimate
 from arena.domain.job import JobId
-from arena.domain.records import JobState
+from arena.domain.paces import STEP_S_MAX, STEP_S_MIN
+from arena.domain.records import JobRecord, JobState
 from arena.policies.base import Snapshot
+
+
+def measured_step_s(job: JobRecord) -> float | None:
+    """Return how long a step of a job takes as it last told, None where it told nothing that can be.
+
+    Programs tell it themselves: what is no number, or negative since a clock was set back, is no reason not to decide.
+    """
+    step_s = job.progress.step_time_s
+    return step_s if step_s is not None and STEP_S_MIN <= step_s < STEP_S_MAX else None
 
 
 def steps_done(snapshot: Snapshot, job_id: JobId) -> float:
@@ -17,9 +27,10 @@ def steps_done(snapshot: Snapshot, job_id: JobId) -> float:
     progress = job.progress
     if job.spec.command is not None and not progress.step:
         return job.run_time_s + (snapshot.now_s - job.changed_at_s if job.state is JobState.RUNNING else 0.0)
-    if job.state is not JobState.RUNNING or progress.reported_at_s is None or not progress.step_time_s:
+    step_s = measured_step_s(job)
+    if job.state is not JobState.RUNNING or progress.reported_at_s is None or step_s is None:
         return float(progress.step)
-    return progress.step + (snapshot.now_s - progress.reported_at_s) / progress.step_time_s
+    return progress.step + (snapshot.now_s - progress.reported_at_s) / step_s
 
 
 def remaining_s(snapshot: Snapshot, job_id: JobId, estimate: Estimate | None) -> float | None:

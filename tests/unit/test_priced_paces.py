@@ -19,6 +19,7 @@ from arena.policies.priced.market import Tables, market_of
 from arena.policies.priced.pace import PACE_MAX, PACE_TOLERANCE, pace_on
 from arena.policies.priced.policy import PricedPolicy
 from arena.policies.priced.work_left import runs_until_s
+from arena.policies.registry import make_policy, policy_names
 from tests.builders import allocation_on, cell, chosen, grid_of, holding_of, node_info, snapshot_of, train_spec
 
 NODES = [node_info("n1", gpus=2, gpu_type="a100"), node_info("n2", gpus=2, gpu_type="t4")]
@@ -242,3 +243,20 @@ def test_where_restarts_are_quick_a_minute_of_steps_counts_as_much_as_what_was_e
     paces = known((kind("a100"), 0.8), (kind("t4"), 0.8))
     snapshot = measured(seen(paces, running=held, restart_s=restart_s), "a", 0.2)
     assert pace_of(snapshot, "a") == pytest.approx({"a100": 0.4, "t4": 0.4}, rel=1e-3)
+
+
+@pytest.mark.parametrize("step_time_s", [-1.0, 0.0, 1e-308, 1e300, float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("stop", [{"steps": 10_000}, {"time_limit_s": 1e5}, {"steps": 10_000, "time_limit_s": 1e5}])
+@pytest.mark.parametrize("deadline_s", [None, 1e5])
+def test_a_step_time_that_cannot_be_is_as_if_none_had_been_told(
+    step_time_s: float, stop: dict[str, float], deadline_s: float | None
+) -> None:
+    """A program tells it itself, and all others wait for the decision."""
+    spec = train_spec("job", stop=stop, deadline_s=deadline_s)
+    snapshot = snapshot_of(NODES, {"a": (spec, GRID), "b": (SPEC, GRID)}, running=HELD)
+    job = replace(snapshot.jobs[JobId("a")], progress=Progress(step=10, reported_at_s=snapshot.now_s - 1.0))
+    told = replace(job, progress=replace(job.progress, step_time_s=step_time_s))
+    untold, odd = (replace(snapshot, jobs={**snapshot.jobs, JobId("a"): one}) for one in (job, told))
+    for name in policy_names():
+        assert make_policy(name).decide(odd) == make_policy(name).decide(untold), name
+    assert PricedPolicy().explain(odd, JobId("a")) == PricedPolicy().explain(untold, JobId("a"))

@@ -26,6 +26,7 @@ from arena.policies.base import Holding, Snapshot
 from arena.policies.capacity import NodeRoom, Pool
 from arena.policies.length_beliefs import declared_steps
 from arena.policies.length_estimates import JobKey
+from arena.policies.lengths import measured_step_s
 from arena.policies.priced.columns import Floats, Ints
 
 DOUBLINGS_MAX = 30
@@ -268,7 +269,7 @@ def _facts(member: Member, numbers: tuple[int, int], tables: Mapping[Hashable, i
     """Return a member's row, in the order of ``FACTS``; the numbers are those of its key and its work."""
     job, held, contender = member.record, member.holding, member.contender
     spec, progress, estimate = job.spec, job.progress, None if held is None else held.estimate
-    is_running, step_s = job.state is JobState.RUNNING, progress.step_time_s
+    is_running, step_s = job.state is JobState.RUNNING, measured_step_s(job)
     steps = is_running and progress.reported_at_s is not None and bool(step_s)
     again = job.launched_at_s[1:] if job.epoch <= len(job.launched_at_s) else job.launched_at_s
     return (

@@ -11,7 +11,7 @@ from arena.domain.job import JobId
 from arena.domain.records import JobState
 from arena.policies.base import Holding, Snapshot
 from arena.policies.length_beliefs import STEPS_MIN, belief
-from arena.policies.lengths import steps_done
+from arena.policies.lengths import measured_step_s, steps_done
 from arena.policies.priced.moves import MOVES_MAX, MOVES_S
 from arena.policies.priced.pace import remembered_paces
 
@@ -77,7 +77,7 @@ def speed_there(snapshot: Snapshot, job_id: JobId, holding: Holding, *, is_measu
     Args:
         is_measured: Whether what was measured last was measured there.
     """
-    measured_s = snapshot.jobs[job_id].progress.step_time_s
+    measured_s = measured_step_s(snapshot.jobs[job_id])
     if measured_s and is_measured:
         return 1.0 / measured_s
     speed = _estimated_there(snapshot, job_id, holding)
