@@ -148,19 +148,41 @@ def reported(engine: Engine, times_s: Sequence[float]) -> Iterable[WorkerReporte
         yield WorkerReported(node_id=attempt.allocation.node_ids[0], attempt_id=attempt.attempt_id, report=report)
 
 
-@pytest.mark.parametrize("nonsense", [[], [math.nan], [math.inf], [0.0], [-9.0], [1e308, 1e308]])
-def test_of_a_run_the_mean_of_its_steps_counts_without_the_first(nonsense: list[float]) -> None:
-    """Also where steps are told of twice; the last one alone may be odd, and programs may tell anything."""
-    engine, info = Engine(make_policy("arena"), CONFIG), node_info("n1", gpus=1)
-    spec = train_spec("a", stop={"steps": 400}, gpus={"min": 1, "max": 1})
-    engine.handle(NodeRegistered(info=info), 0.0)
+def one_job() -> Engine:
+    """An engine with a job of 400 steps on one GPU, just launched."""
+    engine, spec = Engine(make_policy("arena"), CONFIG), train_spec("a", stop={"steps": 400}, gpus={"min": 1, "max": 1})
+    engine.handle(NodeRegistered(info=node_info("n1", gpus=1)), 0.0)
     engine.handle(JobSubmitted(job_id=JobId("a"), spec=spec, user="ann", request_id="a"), 1.0)
     shape = engine.state.shape
     engine.handle(GridBuilt(job_id=JobId("a"), shape=shape, grid=PowerLawGrids().grid(spec, shape)), 2.0)
+    return engine
+
+
+@pytest.mark.parametrize("told_s", [math.nan, math.inf, -math.inf, 0.0, -9.0, 1e-308, 1e308])
+def test_a_step_time_that_cannot_be_is_not_kept_of_a_job(told_s: float) -> None:
+    """Programs tell it by clocks that may be set back: what looks at it later needs a number, or none."""
+    engine = one_job()
+    for at_s, event in enumerate(reported(engine, [2.0, 2.0, told_s]), 10):
+        engine.handle(event, float(at_s))
+    progress = engine.state.jobs[JobId("a")].progress
+    assert (progress.step, progress.step_time_s) == (3, None)
+    again_s = engine.next_wakeup_s
+    assert again_s is not None
+    assert 11.0 < again_s < 1e6
+    for event in reported(engine, [2.0, 2.0, told_s, 4.0]):
+        engine.handle(event, 20.0)
+    assert engine.state.jobs[JobId("a")].progress.step_time_s == 4.0
+
+
+@pytest.mark.parametrize("nonsense", [[], [math.nan], [math.inf], [0.0], [-9.0], [1e308, 1e308]])
+def test_of_a_run_the_mean_of_its_steps_counts_without_the_first(nonsense: list[float]) -> None:
+    """Also where steps are told of twice; the last one alone may be odd, and programs may tell anything."""
+    engine = one_job()
     for at_s, event in enumerate(reported(engine, [50.0, 2.0, 2.0, *nonsense, 4.0, 8.0]), 10):
         engine.handle(event, float(at_s))
     [attempt] = engine.state.attempts.values()
     assert ATTEMPT_JSON.validate_json(ATTEMPT_JSON.dump_json(attempt)) == attempt
-    end = NodeEnd(node_id=info.node_id, kind=EndKind.FAILED)
-    engine.handle(AttemptEnded(node_id=info.node_id, attempt_id=attempt.attempt_id, end=end), 100.0)
+    [node_id] = attempt.allocation.node_ids
+    end = NodeEnd(node_id=node_id, kind=EndKind.FAILED)
+    engine.handle(AttemptEnded(node_id=node_id, attempt_id=attempt.attempt_id, end=end), 100.0)
     assert logs(engine.state.paces) == [pytest.approx(-math.log(4.0), abs=1e-6)]
