@@ -129,6 +129,16 @@ def test_a_waiting_job_is_looked_at_again_when_it_has_waited_long_enough() -> No
     assert decision.look_again_at_s == pytest.approx(990.0 + 500.0 + 6 * 500.0)  # it says that it is very long
 
 
+@pytest.mark.parametrize(
+    ("restart_s", "lasting_s"), [(0.0, 1e-9), (1.0, 50.0), (12.0, 600.0), (60.0, 600.0), (240.0, 1200.0), (6e3, 6e3)]
+)
+def test_a_change_lasts_longer_where_restarts_are_dear_but_not_as_many_of_them(
+    restart_s: float, lasting_s: float
+) -> None:
+    assert ChangeRules().lasting_s(restart_s) == pytest.approx(lasting_s)
+    assert ChangeRules(horizon_s=300.0).lasting_s(restart_s) == 300.0
+
+
 @pytest.mark.parametrize("option", ["grow", "shrink", "swap", "suspend", "again", "wait_max_s", "horizon_s"])
 def test_options_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(SpecError, match=option):

@@ -20,6 +20,13 @@ A tenth of this for cheap restarts, as it once was, made a restart a tenth of an
 kept jobs from following the optimum where following costs next to nothing.
 """
 
+USUAL_RESTART_S = 60.0
+"""Where restarts take longer, changes last longer, as the square root of what they take.
+
+Whoever pays more for a change makes fewer: that is how the best interval grows with what is paid at each of its ends
+(Young 1974, "A first order approximation to the optimum checkpoint interval").
+"""
+
 WEIGHT_MAX = 1e6
 """Bound of the weights: beyond it values no longer differ by anything else, and in the end they overflow."""
 
@@ -36,8 +43,8 @@ class ChangeRules:
     that, so shrinking and suspending are weighed heavier than growing.
 
     Args:
-        horizon_s: Time that a change is expected to last; None means fifty restarts, ten minutes at
-            most.
+        horizon_s: Time that a change is expected to last; None means fifty restarts, ten minutes at most, or more where
+            a restart takes more than a minute.
         grow: Weight of a restart of a job that gets more GPUs.
         shrink: The same of one that gets fewer.
         swap: Weight of a restart of a job that gets as many of another kind.
@@ -63,7 +70,7 @@ class ChangeRules:
 
     def lasting_s(self, restart_s: float) -> float:
         """Return how long a change lasts."""
-        usual_s = min(USUAL_RESTARTS * restart_s, USUAL_S)
+        usual_s = min(USUAL_RESTARTS * restart_s, USUAL_S * math.sqrt(max(restart_s / USUAL_RESTART_S, 1.0)))
         return max(usual_s if self.horizon_s is None else self.horizon_s, 1e-9)
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class PricedPolicy:
     effort: Effort = field(default_factory=Effort)
     _tables: Tables = field(default_factory=Tables, repr=False, compare=False)
     name: str = "arena"
-    version: str = "8"
+    version: str = "9"
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Price, choose, seat; see the module for the rules."""
