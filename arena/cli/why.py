@@ -16,8 +16,13 @@ from arena.cli.reason_texts import said_of
 from arena.domain.reason import Reason, ReasonCode, rough_text
 from arena.domain.records import JobState
 
-_OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
-_NOTES = {ReasonCode.KEPT: "has it", ReasonCode.OUTBID: "others pay more", ReasonCode.TIED: "too close to call"}
+_OFFERS = (ReasonCode.KEPT, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.INDIVISIBLE, ReasonCode.NEXT_BEST)
+_NOTES = {
+    ReasonCode.KEPT: "has it",
+    ReasonCode.OUTBID: "others pay more",
+    ReasonCode.TIED: "too close to call",
+    ReasonCode.INDIVISIBLE: "others fit better",
+}
 _COLUMNS = ("GROUP", "GPUS", "NODES", "SPEED", "USD/H", "SAVES", "OTHERS", "")
 _LEGEND = (
     "SPEED is against {first}. SAVES: seconds of waiting that the job there saves all jobs each second, a restart",

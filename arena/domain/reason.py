@@ -45,6 +45,7 @@ class ReasonCode(StrEnum):
     LAUNCH_FAILED = "launch_failed"
     OUTBID = "outbid"
     TIED = "tied"
+    INDIVISIBLE = "indivisible"
     DISPLACES = "displaces"
     UNMOVABLE = "unmovable"
     LEFT_ALONE = "left_alone"
@@ -131,6 +132,11 @@ _TEMPLATES: Mapping[ReasonCode, str] = {
     ReasonCode.TIED: (
         "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, and others save "
         "{price:.3g} s with those GPUs: too close for room to be made for it"
+    ),
+    ReasonCode.INDIVISIBLE: (
+        "its best offer is {group}: there it would save all jobs {value:.3g} s of waiting each second, and others save "
+        "{price:.3g} s with those GPUs on the average, but as whole groups are given nothing was found that saves more "
+        "in all with it"
     ),
     ReasonCode.DISPLACES: (
         "on {group} it would displace {jobs}, and all jobs together would lose {loss:.3g} s more each second"

@@ -26,7 +26,8 @@ OF_CELLS = frozenset({ReasonCode.BUDGET_NOT_ENOUGH, ReasonCode.NEVER_BESIDE_SHAR
 
 _OFFERS = frozenset(
     {
-        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES, ReasonCode.UNMOVABLE),
+        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.INDIVISIBLE, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES),
+        ReasonCode.UNMOVABLE,
         *(ReasonCode.BEYOND_SHARE, ReasonCode.KEPT_FOR_SHARE),
     }
 )

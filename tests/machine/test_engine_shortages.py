@@ -21,7 +21,8 @@ from tests.machine.test_engine import simulation, submit, with_nodes
 WAITS = JobId("j")
 FALSE = frozenset(
     {
-        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES, ReasonCode.UNMOVABLE),
+        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.INDIVISIBLE, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES),
+        ReasonCode.UNMOVABLE,
         *(ReasonCode.NO_FEASIBLE_PLAN, ReasonCode.EXCEEDS_CLUSTER, ReasonCode.BEHIND),
     }
 )

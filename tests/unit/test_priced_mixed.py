@@ -78,7 +78,7 @@ def test_a_group_that_finds_no_room_in_one_of_its_pools_is_not_given() -> None:
 
     assert "j" not in decision.choices
     (told,) = decision.reasons[JobId("j")]
-    assert told.code in {ReasonCode.FRAGMENTED, ReasonCode.TIED, ReasonCode.INSUFFICIENT_GPUS}
+    assert told.code in {ReasonCode.FRAGMENTED, ReasonCode.TIED, ReasonCode.INDIVISIBLE, ReasonCode.INSUFFICIENT_GPUS}
 
 
 def test_without_such_cells_nothing_is_decided_otherwise() -> None:

@@ -18,7 +18,10 @@ from tests.builders import allocation_on, command_spec, holding_of, node_info, s
 ONE, TWO = scaling_grid("cpu", [(1,)]), scaling_grid("cpu", [(2,)])
 WAITS = JobId("w")
 BIDS = frozenset(
-    {ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES, ReasonCode.NO_FEASIBLE_PLAN}
+    {
+        *(ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.INDIVISIBLE, ReasonCode.NEXT_BEST, ReasonCode.DISPLACES),
+        ReasonCode.NO_FEASIBLE_PLAN,
+    }
 )
 """Nobody bids against a job that nothing can be given to."""
 
@@ -142,4 +145,4 @@ def test_who_was_moved_often_is_named_as_well_where_a_deadline_could_take_its_pl
 
 def test_who_was_moved_less_often_competes_as_before() -> None:
     reasons = told("arena", beside_a_restless_one((100.0, *MOVED_AT_S[1:])))
-    assert {one.code for one in reasons} & {ReasonCode.OUTBID, ReasonCode.TIED}
+    assert {one.code for one in reasons} & {ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.INDIVISIBLE}

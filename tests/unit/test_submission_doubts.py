@@ -108,7 +108,13 @@ def test_shares_of_any_type_leave_what_is_beyond_all_of_them() -> None:
 def test_a_job_that_never_starts_beside_shares_says_so_with_its_remedy_for_as_long_as_it_waits() -> None:
     tenants = {"speech": share(a=3)}
     grid, program = scaling_grid("a", [(2,), (4,)]), command_spec("x", count=2, preemptible=False)
-    of_offers = (ReasonCode.BEYOND_SHARE, ReasonCode.OUTBID, ReasonCode.TIED, ReasonCode.NEXT_BEST)
+    of_offers = (
+        ReasonCode.BEYOND_SHARE,
+        ReasonCode.OUTBID,
+        ReasonCode.TIED,
+        ReasonCode.INDIVISIBLE,
+        ReasonCode.NEXT_BEST,
+    )
     said = (*(reason(code, group="a 2") for code in (*of_offers, ReasonCode.DISPLACES)), reason(ReasonCode.SHARE))
     never, other = for_good(said, program, grid, tenants, SHAPE)
     assert (never.code, other) == (ReasonCode.NEVER_BESIDE_SHARES, said[-1]), "no offer that it never gets"

@@ -24,7 +24,7 @@ DISPLACED_NAMED_MAX = 5
 GROUPS_FORCED_MAX = 3
 NEXT_BEST_TOLD_MAX = 4
 TIE_SHARE = 0.005
-"""A job that is worth less than others by no more than this is told so: both numbers look the same to people."""
+"""A job that is worth less or more than others by no more than this is told so: the numbers look alike to people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,9 @@ def offer_of(market: Market, columns: Columns, answer: Answer, column: int, code
     """Return what a column is worth beside what others would do with its GPUs."""
     value = float(columns.value[column])
     price = value - float(answer.priced.reduced[column])
-    if code is ReasonCode.OUTBID and value > price * (1.0 - TIE_SHARE):
+    if code is ReasonCode.OUTBID and value > price * (1.0 + TIE_SHARE):
+        code = ReasonCode.INDIVISIBLE
+    elif code is ReasonCode.OUTBID and value > price * (1.0 - TIE_SHARE):
         code = ReasonCode.TIED
     return reason(code, group=str(market.group(column)), value=value, price=price)
 
