@@ -37,6 +37,15 @@ STEP_S_MIN = 1e-6
 STEP_S_MAX = 1e9
 """A step that is said to take less than the first or more than the second was not measured."""
 
+
+def possible_step_s(told_s: float | None) -> float | None:
+    """Return a step time as it was told, in seconds, or None where none was or no step can take so long.
+
+    Programs tell it themselves, by clocks that may have been set back: it may be negative, infinite or no number.
+    """
+    return told_s if told_s is not None and STEP_S_MIN <= told_s < STEP_S_MAX else None
+
+
 PACE_BOUND = 1e6
 """A run counts as so many times as fast or as slow as estimated at most: what estimates and clocks cannot be off by."""
 

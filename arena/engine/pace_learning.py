@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from arena.domain.grid import Estimate, Grid
 from arena.domain.paces import (
-    STEP_S_MAX,
-    STEP_S_MIN,
     TRUST_S_MIN,
     PaceHistory,
     PaceKind,
     estimator,
+    possible_step_s,
     types_name,
     work_name,
 )
@@ -38,7 +37,7 @@ def paces_after(state: ClusterState, attempt: AttemptRecord, now_s: float) -> Pa
 def _step_s(job: JobRecord, attempt: AttemptRecord) -> float | None:
     """Return the mean time of an attempt's steps but the first, or of that where it told of no other; None if odd."""
     told_s = attempt.timed_s / attempt.timed_steps if attempt.timed_steps else job.progress.step_time_s
-    return told_s if told_s is not None and STEP_S_MIN <= told_s < STEP_S_MAX else None
+    return possible_step_s(told_s)
 
 
 def _is_of(grid: Grid, attempt: AttemptRecord, estimate: Estimate) -> bool:

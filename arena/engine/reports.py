@@ -19,7 +19,7 @@ from arena.domain.launch import (
     WorkerError,
     WorkerReport,
 )
-from arena.domain.paces import STEP_S_MAX, STEP_S_MIN
+from arena.domain.paces import possible_step_s
 from arena.domain.reason import Reason, ReasonCode
 from arena.domain.records import (
     AttemptRecord,
@@ -126,7 +126,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         return
     last, is_first, before = new[-1], attempt.first_step_at_s is None, attempt.last_step
     begins = attempt.state in {AttemptState.LAUNCHING, AttemptState.STARTING}
-    timed = [point.step_time_s for point in new[is_first:] if _can_be(point.step_time_s)]
+    timed = [step_s for point in new[is_first:] if (step_s := possible_step_s(point.step_time_s)) is not None]
     attempt = replace(
         attempt,
         last_step=last.step,
@@ -145,7 +145,7 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         job.progress,
         step=last.step,
         loss=last.loss,
-        step_time_s=last.step_time_s if _can_be(last.step_time_s) else None,
+        step_time_s=possible_step_s(last.step_time_s),
         tokens_per_s=last.tokens_per_s,
         reported_at_s=draft.now_s,
         stalled_since_s=None,
@@ -165,11 +165,6 @@ def _progress(draft: Draft, attempt: AttemptRecord, points: tuple[StepPoint, ...
         steps=[point.step for point in new],
         losses=[point.loss for point in new],
     )
-
-
-def _can_be(step_s: float) -> bool:
-    """Tell whether a step can have taken so long: programs tell it, by clocks that may have been set back."""
-    return STEP_S_MIN <= step_s < STEP_S_MAX
 
 
 def _without_stall(job: JobRecord) -> tuple[Reason, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arena.domain.grid import Estimate
 from arena.domain.job import JobId
-from arena.domain.paces import STEP_S_MAX, STEP_S_MIN
+from arena.domain.paces import possible_step_s
 from arena.domain.records import JobRecord, JobState
 from arena.policies.base import Snapshot
 
@@ -12,10 +12,9 @@ from arena.policies.base import Snapshot
 def measured_step_s(job: JobRecord) -> float | None:
     """Return how long a step of a job takes as it last told, None where it told nothing that can be.
 
-    Programs tell it themselves: what is no number, or negative since a clock was set back, is no reason not to decide.
+    Records of former versions may have such numbers; they are no reason not to decide.
     """
-    step_s = job.progress.step_time_s
-    return step_s if step_s is not None and STEP_S_MIN <= step_s < STEP_S_MAX else None
+    return possible_step_s(job.progress.step_time_s)
 
 
 def steps_done(snapshot: Snapshot, job_id: JobId) -> float:
